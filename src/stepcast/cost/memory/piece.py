@@ -1,18 +1,22 @@
 """The memory of one pipeline piece: activations of one micro-batch, and the loss at its end."""
 
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules
 from stepcast.ir.layers.ends import LOSS_TOKENS, loss_chunks
-from stepcast.ir.layers.kinds import count_saved
+from stepcast.ir.layers.kinds import SavedActivations, count_saved
 from stepcast.ir.model import Model, StagePiece, count_blocks, count_frozen, held_shard
+from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.sharding import plan_of
-from stepcast.ir.strategy import Objective, Strategy, TrainingKind
-from stepcast.ir.types import FP32_BYTES, DType
+from stepcast.ir.strategy import Objective, Offload, Strategy, TrainingKind, layer_view
+from stepcast.ir.types import FP32_BYTES, ByIdentity, DType
 
 # torch.compile pads a matmul whose width is not a multiple of this: logits and their gradient are copied.
 ALIGNED = 8
+# Layers whose activations are in transfer: while one runs, its neighbour's are sent or fetched.
+STAGED_LAYERS = 2
 
 
 class PieceActivations(NamedTuple):
@@ -26,40 +30,86 @@ class PieceActivations(NamedTuple):
     largest_layer: float = 0.0
 
 
-def count_activations(
-    model: Model, strategy: Strategy, framework: Framework, view: Strategy, piece: StagePiece
-) -> PieceActivations:
-    """Return the activations of *piece*; *view* is the strategy as its layers see it."""
-    layers = piece.layers
-    recomputed_layers = strategy.recompute.whole_layers(len(layers))
-    offloaded_layers = strategy.offload.layers(len(layers))
-    frozen = count_frozen(model, strategy.trained_layers, layers)  # they save nothing
-    activations = recomputed = on_host = staged = transient = largest = 0.0
-    cuts = {frozen, max(frozen, recomputed_layers), max(frozen, offloaded_layers), len(layers)}
-    for start, stop in pairwise(sorted(cuts)):
-        for block, count in count_blocks(model, layers[start:stop]):
-            layer = count_saved(model, view, block, framework)
-            again = start < recomputed_layers
-            saved = layer.input if again else layer.saved
-            if start < offloaded_layers:
-                staged = max(staged, saved)
-                on_host += count * saved
-            else:
-                activations += count * saved
-            recomputed = max(recomputed, layer.saved - layer.input if again else layer.again)
-            transient, largest = max(transient, layer.transient), max(largest, layer.saved + layer.again)
-    if strategy.autocast:
-        activations += _cast_weights(model, strategy, piece, recomputed_layers)
-    if piece.head and strategy.mtp_layers:
-        modules = [count_saved(model, view, block, framework) for block in model.next_token_blocks]
-        # Around its block a module saves the token's embedding, the joined results of two norms, and input and output
-        # of the last norm; the stream it starts from is saved already.
-        ends = (1 + 2 + 2) * (strategy.local_tokens * model.hidden // strategy.outer_ways) * strategy.stored.bytes
-        activations += strategy.mtp_layers * (ends + sum(layer.saved for layer in modules))
-        recomputed = max(recomputed, *(layer.again for layer in modules))
-        transient = max(transient, *(layer.transient for layer in modules))
-        largest = max(largest, *(layer.saved + layer.again for layer in modules))
-    return PieceActivations(activations, on_host, staged, recomputed, transient, largest)
+class StageActivations(NamedTuple):
+    """Those of the pieces of a stage: saved by each, and the most of any."""
+
+    saved: tuple[float, ...]
+    on_host: tuple[float, ...]  # empty where there are none
+    staged: float  # of the layers in transfer
+    recomputed: float
+    transient: float
+    largest_layer: float
+
+
+class LayerActivations:
+    """The activations of a model whose layers have one view of their strategy, with the *offload* of some."""
+
+    def __init__(self, model: Model, view: Strategy, framework: Framework, offload: Offload) -> None:
+        self.model, self.view, self.framework, self.offload = model, view, framework, offload
+        self.layers: dict[LayerParts, SavedActivations] = {}
+
+    def find_stage(self, pieces: tuple[StagePiece, ...]) -> StageActivations:
+        """Return the activations of a stage that holds *pieces*, counted once for each tuple and each piece."""
+        return _STAGES.of(pieces, _join_pieces, self)
+
+    def count_piece(self, piece: StagePiece) -> PieceActivations:
+        """Return the activations of *piece*."""
+        model, view, framework, layers = self.model, self.view, self.framework, piece.layers
+        recomputed_layers = view.recompute.whole_layers(len(layers))
+        offloaded_layers = self.offload.layers(len(layers))
+        frozen = count_frozen(model, view.trained_layers, layers)  # they save nothing
+        activations = recomputed = on_host = staged = transient = largest = 0.0
+        cuts = {frozen, max(frozen, recomputed_layers), max(frozen, offloaded_layers), len(layers)}
+        for start, stop in pairwise(sorted(cuts)):
+            for block, count in count_blocks(model, layers[start:stop]):
+                layer = self._count_layer(block)
+                again = start < recomputed_layers
+                saved = layer.input if again else layer.saved
+                if start < offloaded_layers:
+                    staged = max(staged, saved)
+                    on_host += count * saved
+                else:
+                    activations += count * saved
+                recomputed = max(recomputed, layer.saved - layer.input if again else layer.again)
+                transient, largest = max(transient, layer.transient), max(largest, layer.saved + layer.again)
+        if view.autocast:
+            activations += _cast_weights(model, view, piece, recomputed_layers)
+        if piece.head and view.mtp_layers:
+            modules = [self._count_layer(block) for block in model.next_token_blocks]
+            # Around its block a module saves the token's embedding, the joined results of two norms, and input and
+            # output of the last norm; the stream it starts from is saved already.
+            ends = (1 + 2 + 2) * (view.local_tokens * model.hidden // view.outer_ways) * view.stored.bytes
+            activations += view.mtp_layers * (ends + sum(layer.saved for layer in modules))
+            recomputed = max(recomputed, *(layer.again for layer in modules))
+            transient = max(transient, *(layer.transient for layer in modules))
+            largest = max(largest, *(layer.saved + layer.again for layer in modules))
+        return PieceActivations(activations, on_host, staged, recomputed, transient, largest)
+
+    def _count_layer(self, block: LayerParts) -> SavedActivations:
+        if block not in self.layers:
+            self.layers[block] = count_saved(self.model, self.view, block, self.framework)
+        return self.layers[block]
+
+
+def _join_pieces(pieces: tuple[StagePiece, ...], layers: LayerActivations) -> StageActivations:
+    every = [_PIECES.of(piece, lambda piece, layers: layers.count_piece(piece), layers) for piece in pieces]
+    saved, on_host, staged, recomputed, transient, largest = zip(*every, strict=True)
+    on_host = on_host if any(on_host) else ()
+    return StageActivations(
+        saved, on_host, STAGED_LAYERS * max(staged), max(recomputed), max(transient), max(largest)
+    )
+
+
+_STAGES: ByIdentity[StageActivations] = ByIdentity(4096)
+_PIECES: ByIdentity[PieceActivations] = ByIdentity(4096)
+_FOUND: ByIdentity[LayerActivations] = ByIdentity(1024)
+
+
+def find_activations(model: Model, strategy: Strategy, framework: Framework) -> LayerActivations:
+    """Return those of all strategies that run the same layers."""
+    view, offload = layer_view(strategy), strategy.offload
+    make = partial(LayerActivations, model, view, framework, offload)
+    return _FOUND.get((model, view, framework), make, offload.activations)
 
 
 def _cast_weights(model: Model, strategy: Strategy, piece: StagePiece, recomputed_layers: int) -> float:
