@@ -1,8 +1,6 @@
 """The memory of one pipeline piece: activations of one micro-batch, and the loss at its end."""
 
-from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
 
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules
 from stepcast.ir.layers.ends import LOSS_TOKENS, loss_chunks
@@ -19,26 +17,13 @@ ALIGNED = 8
 STAGED_LAYERS = 2
 
 
-class PieceActivations(NamedTuple):
-    """Bytes of the activations of one micro-batch in one piece."""
-
-    saved: float = 0.0
-    on_host: float = 0.0  # in the memory of the host
-    staged: float = 0.0  # the most that one of these layers saves, while it is transferred
-    recomputed: float = 0.0  # of a recomputed layer or module while it runs
-    transient: float = 0.0
-    largest_layer: float = 0.0
-
-
-class StageActivations(NamedTuple):
-    """Those of the pieces of a stage: saved by each, and the most of any."""
-
-    saved: tuple[float, ...]
-    on_host: tuple[float, ...]  # empty where there are none
-    staged: float  # of the layers in transfer
-    recomputed: float
-    transient: float
-    largest_layer: float
+PieceActivations = tuple[float, float, float, float, float, float]
+"""Bytes of one micro-batch in one piece: what is saved on the GPU and in the memory of the host, the most that one of
+these layers saves, while it is transferred, a recomputed layer or module while it runs, what a layer's backward needs
+for a moment, and the largest layer.
+"""
+StageActivations = tuple[tuple[float, ...], tuple[float, ...], float, float, float, float]
+"""Those of the pieces of a stage: saved by each on either memory, by the layers in transfer, and the most of others."""
 
 
 class LayerActivations:
@@ -52,64 +37,60 @@ class LayerActivations:
         """Return the activations of a stage that holds *pieces*, counted once for each tuple and each piece."""
         return _STAGES.of(pieces, _join_pieces, self)
 
-    def count_piece(self, piece: StagePiece) -> PieceActivations:
-        """Return the activations of *piece*."""
-        model, view, framework, layers = self.model, self.view, self.framework, piece.layers
-        recomputed_layers = view.recompute.whole_layers(len(layers))
-        offloaded_layers = self.offload.layers(len(layers))
-        frozen = count_frozen(model, view.trained_layers, layers)  # they save nothing
-        activations = recomputed = on_host = staged = transient = largest = 0.0
-        cuts = {frozen, max(frozen, recomputed_layers), max(frozen, offloaded_layers), len(layers)}
-        for start, stop in pairwise(sorted(cuts)):
-            for block, count in count_blocks(model, layers[start:stop]):
-                layer = self._count_layer(block)
-                again = start < recomputed_layers
-                saved = layer.input if again else layer.saved
-                if start < offloaded_layers:
-                    staged = max(staged, saved)
-                    on_host += count * saved
-                else:
-                    activations += count * saved
-                recomputed = max(recomputed, layer.saved - layer.input if again else layer.again)
-                transient, largest = max(transient, layer.transient), max(largest, layer.saved + layer.again)
-        if view.autocast:
-            activations += _cast_weights(model, view, piece, recomputed_layers)
-        if piece.head and view.mtp_layers:
-            modules = [self._count_layer(block) for block in model.next_token_blocks]
-            # Around its block a module saves the token's embedding, the joined results of two norms, and input and
-            # output of the last norm; the stream it starts from is saved already.
-            ends = (1 + 2 + 2) * (view.local_tokens * model.hidden // view.outer_ways) * view.stored.bytes
-            activations += view.mtp_layers * (ends + sum(layer.saved for layer in modules))
-            recomputed = max(recomputed, *(layer.again for layer in modules))
-            transient = max(transient, *(layer.transient for layer in modules))
-            largest = max(largest, *(layer.saved + layer.again for layer in modules))
-        return PieceActivations(activations, on_host, staged, recomputed, transient, largest)
-
-    def _count_layer(self, block: LayerParts) -> SavedActivations:
+    def count_layer(self, block: LayerParts) -> SavedActivations:
         if block not in self.layers:
             self.layers[block] = count_saved(self.model, self.view, block, self.framework)
         return self.layers[block]
 
 
+def find_activations(model: Model, strategy: Strategy, framework: Framework) -> LayerActivations:
+    """Return those of all strategies that run the same layers."""
+    terms, offload = (model, layer_view(strategy), framework), strategy.offload
+    return _FOUND.get(terms, lambda: LayerActivations(*terms, offload), offload.activations)
+
+
 def _join_pieces(pieces: tuple[StagePiece, ...], layers: LayerActivations) -> StageActivations:
-    every = [_PIECES.of(piece, lambda piece, layers: layers.count_piece(piece), layers) for piece in pieces]
-    saved, on_host, staged, recomputed, transient, largest = zip(*every, strict=True)
-    on_host = on_host if any(on_host) else ()
-    return StageActivations(
-        saved, on_host, STAGED_LAYERS * max(staged), max(recomputed), max(transient), max(largest)
-    )
+    every = [_PIECES.of(piece, _count_piece, layers) for piece in pieces]
+    saved, on_host, staged, again, transient, largest = zip(*every, strict=True)
+    return saved, on_host, STAGED_LAYERS * max(staged), max(again), max(transient), max(largest)
+
+
+def _count_piece(piece: StagePiece, known: LayerActivations) -> PieceActivations:
+    model, view, layers = known.model, known.view, piece.layers
+    recomputed_layers = view.recompute.whole_layers(len(layers))
+    offloaded_layers = known.offload.layers(len(layers))
+    frozen = count_frozen(model, view.trained_layers, layers)  # they save nothing
+    activations = recomputed = on_host = staged = transient = largest = 0.0
+    cuts = {frozen, max(frozen, recomputed_layers), max(frozen, offloaded_layers), len(layers)}
+    for start, stop in pairwise(sorted(cuts)):
+        for block, count in count_blocks(model, layers[start:stop]):
+            layer = known.count_layer(block)
+            again = start < recomputed_layers
+            saved = layer.input if again else layer.saved
+            if start < offloaded_layers:
+                staged = max(staged, saved)
+                on_host += count * saved
+            else:
+                activations += count * saved
+            recomputed = max(recomputed, layer.saved - layer.input if again else layer.again)
+            transient, largest = max(transient, layer.transient), max(largest, layer.saved + layer.again)
+    if view.autocast:
+        activations += _cast_weights(model, view, piece, recomputed_layers)
+    if piece.head and view.mtp_layers:
+        modules = [known.count_layer(block) for block in model.next_token_blocks]
+        # Around its block a module saves the token's embedding, the joined results of two norms, and input and output
+        # of the last norm; the stream it starts from is saved already.
+        ends = (1 + 2 + 2) * (view.local_tokens * model.hidden // view.outer_ways) * view.stored.bytes
+        activations += view.mtp_layers * (ends + sum(layer.saved for layer in modules))
+        recomputed = max(recomputed, *(layer.again for layer in modules))
+        transient = max(transient, *(layer.transient for layer in modules))
+        largest = max(largest, *(layer.saved + layer.again for layer in modules))
+    return activations, on_host, staged, recomputed, transient, largest
 
 
 _STAGES: ByIdentity[StageActivations] = ByIdentity(4096)
 _PIECES: ByIdentity[PieceActivations] = ByIdentity(4096)
 _FOUND: ByIdentity[LayerActivations] = ByIdentity(1024)
-
-
-def find_activations(model: Model, strategy: Strategy, framework: Framework) -> LayerActivations:
-    """Return those of all strategies that run the same layers."""
-    view, offload = layer_view(strategy), strategy.offload
-    make = partial(LayerActivations, model, view, framework, offload)
-    return _FOUND.get((model, view, framework), make, offload.activations)
 
 
 def _cast_weights(model: Model, strategy: Strategy, piece: StagePiece, recomputed_layers: int) -> float:

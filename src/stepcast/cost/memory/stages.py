@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from enum import StrEnum
 from functools import lru_cache
-from operator import mul
+from operator import attrgetter, mul
 from typing import NamedTuple
 
 from stepcast.cost.memory.piece import find_activations, loss_bytes
@@ -30,7 +30,7 @@ from stepcast.ir.schedules import Pipeline, ScheduleKind, find_schedule
 from stepcast.ir.step import Band
 from stepcast.ir.strategy import Objective, Strategy, StrategyError, TrainingKind
 from stepcast.ir.tables import constants
-from stepcast.ir.types import FP32_BYTES, ByIdentity, dataclass, replace
+from stepcast.ir.types import FP32_BYTES, ByIdentity, dataclass, group_by_key, replace
 from stepcast.units import MIB
 
 # Scratch space of the matrix library: 32 MiB each for cuBLAS and cuBLASLt, PyTorch's default on Hopper.
@@ -145,46 +145,40 @@ def memory(
         raise StrategyError(f"in-flight counts for {len(in_flight)} stages, but pp is {strategy.layout.pp}")
     before_input = held_in_flight(strategy.schedule, pipeline, True)
     shared = _Shared(model, strategy, framework, gpu)
-    kinds, of_stages = _find_kinds(model, strategy)
-    held = [_Held(shared, kind) for kind in kinds]
-    return tuple(
-        [held[of_stages[stage]].memory(counts, before_input[stage], stage) for stage, counts in enumerate(in_flight)]
-    )
+    kinds = _find_kinds(model, strategy)
+    stages = [stage for kind in kinds for stage in _count_stages(shared, kind, in_flight, before_input)]
+    return tuple(sorted(stages, key=attrgetter("stage")))
 
 
 class StageKind(NamedTuple):
-    """What stages of the same pieces hold."""
+    """Stages of the same pieces."""
 
+    stages: list[int]
     pieces: tuple[StagePiece, ...]
     layers: tuple[int, ...]  # of each piece
     heads: tuple[int, ...]  # pieces with the output projection
     embedding: bool
 
 
-def _find_kinds(model: Model, strategy: Strategy) -> tuple[list[StageKind], list[int]]:
-    """Return the kinds of stages, and the kind of each stage."""
+def _find_kinds(model: Model, strategy: Strategy) -> list[StageKind]:
     split, layout = piece_kinds(model, strategy), strategy.layout
     on_stages = pieces_of_stages(strategy.schedule, layout.pp, layout.vpp)
     return _KINDS.get((split, on_stages), lambda: _list_kinds(*split, on_stages))
 
 
-_KINDS: ByIdentity[tuple[list[StageKind], list[int]]] = ByIdentity(1024)
+_KINDS: ByIdentity[list[StageKind]] = ByIdentity(1024)
 
 
 def _list_kinds(
     every: Sequence[StagePiece], first: Sequence[int], on_stages: Sequence[Sequence[int]]
-) -> tuple[list[StageKind], list[int]]:
-    kinds: dict[tuple[StagePiece, ...], StageKind] = {}
-    of_stages = []
-    for own in on_stages:
-        pieces = tuple([every[first[index]] for index in own])
-        if pieces not in kinds:
-            layers, embedding = tuple([len(piece.layers) for piece in pieces]), any(piece.embedding for piece in pieces)
-            heads = tuple([number for number, piece in enumerate(pieces) if piece.head])
-            kinds[pieces] = StageKind(pieces, layers, heads, embedding)
-        of_stages.append(pieces)
-    places = {pieces: place for place, pieces in enumerate(kinds)}
-    return list(kinds.values()), [places[pieces] for pieces in of_stages]
+) -> list[StageKind]:
+    stages = group_by_key((tuple([every[first[index]] for index in own]), stage) for stage, own in enumerate(on_stages))
+    kinds = []
+    for pieces, numbers in stages.items():
+        heads = tuple([number for number, piece in enumerate(pieces) if piece.head])
+        layers, embedding = tuple([len(piece.layers) for piece in pieces]), any(piece.embedding for piece in pieces)
+        kinds.append(StageKind(numbers, pieces, layers, heads, embedding))
+    return kinds
 
 
 def workspace_bytes(model: Model, framework: Framework, gpu: Gpu) -> float:
@@ -298,90 +292,82 @@ class _Shared:
         self.unfused = not framework.optimizer.fused and framework.optimizer.kind is OptimizerKind.ADAMW
         self.fills = framework.loop_kernels > 0 and not strategy.lora_rank
 
-    def find_gaps(self, again: float) -> tuple[float, float, float]:
+    def find_gaps(self, again: float) -> tuple[float, ...]:
         """Return what the allocator holds because of the output projection; *again*: of a layer that is recomputed."""
         strategy, framework = self.strategy, self.framework
         if not framework.loop_kernels or strategy.objective is Objective.REWARD or framework.chunks_loss:
-            return self.added_gradient, 0.0, 0.0
+            return (self.added_gradient,)
         # The loop's fp32 copy of the logits is made while the loss still has its own, and cut up afterwards.
         logits = strategy.local_tokens * self.model.padded_vocab(strategy.layout.tp)
         copy = MEASURED["output_share"] * FP32_BYTES * logits / strategy.layout.tp
         return self.added_gradient, copy, MEASURED["layer_share"] * self.recomputed * again
 
 
-class _Held:
-    """Values of stages of one kind, however many micro-batches they have begun."""
-
-    def __init__(self, shared: _Shared, kind: StageKind) -> None:
-        self.shared, self.kind = shared, kind
-        strategy, overhead, sizes = shared.strategy, shared.framework.overhead, shared.states
-        self.states, trained, owned, first_gradients, gathered, unreduced = sizes.find_stage(kind.pieces)
-        self.saved, self.on_host, self.staged, again, transient, largest_layer = shared.activations.find_stage(kind.pieces)
-        # Of the parameters whose states the rank keeps, those that it updates itself.
-        updated = owned * (1 - sizes.offloaded)
-        # What the optimizer allocates in its first step and holds from then on.
-        self.lasting: float = updated * sizes.moments * sizes.moment
-        self.more_gradients = overhead.gradient_bytes * trained
-        copies = FP32_BYTES * (trained - owned) if overhead.whole_master else 0.0
-        self.optimizer = self.states.optimizer + overhead.step_bytes * updated + copies
-        self.update = updated * sizes.moment if shared.unfused else 0.0
-        gradients = self.states.gradients
-        self.early = gradients if shared.early else 0.0
-        # The last layer to run backward has no gradients yet when its activations are all there.
-        late = max(self.early, gradients - first_gradients)
-        twice = shared.tied_gradients if kind.heads else 1
-        embedding = shared.word_gradient * twice if kind.embedding else 0.0
-        self.at_loss = gathered + shared.workspace
-        working, sharded = transient + shared.exchanged, gathered + unreduced + shared.workspace
-        self.at_backward = again + working + sharded
-        # Gradients, activations and temporaries at the moments without activations of other layers, the update last.
-        backward, end = (late, largest_layer, working + sharded), (gradients, 0.0, embedding + shared.workspace)
-        self.later = max(backward, end, (gradients, 0.0, self.update), key=sum)
-        self.latest = sum(self.later)
-        # The most that comes and goes then.
-        self.loose = max(largest_layer + backward[2], end[2])
-        self.gaps = shared.find_gaps(again) if kind.heads else (0.0, 0.0, 0.0)
-
-    def memory(self, counts: Sequence[int], before_input: Sequence[int], stage: int) -> StageMemory:
-        """Return the memory of a stage whose pieces hold *counts* micro-batches at once."""
-        shared, states = self.shared, self.states
-        activations, temporary = sum(map(mul, counts, self.saved)) + self.staged, self.at_backward
-        if self.kind.heads:
-            activations += max([counts[number] for number in self.kind.heads]) * shared.head_activations
-        for number in self.kind.heads:
-            begun, count = min(counts[number], before_input[number]), counts[number]
-            loss = loss_bytes(shared.model, shared.strategy, begun, shared.framework, count - begun)
-            temporary = max(temporary, loss + self.at_loss)
-        fragmentation = self._fragmentation(max(activations + temporary, self.loose))
-        gradients = self.early
-        if self.latest > sum((gradients, activations, temporary)):
-            gradients, activations, temporary = self.later
+def _count_stages(shared: _Shared, kind: StageKind, in_flight: InFlight, before_input: InFlight) -> list[StageMemory]:
+    """Return the memory of the stages of *kind* whose pieces hold *in_flight* micro-batches at once."""
+    strategy, framework, sizes = shared.strategy, shared.framework, shared.states
+    overhead, recomputed, heads = framework.overhead, shared.recomputed, kind.heads
+    states, trained, owned, first_gradients, gathered, unreduced = sizes.find_stage(kind.pieces)
+    saved, on_host, staged, again, transient, largest_layer = shared.activations.find_stage(kind.pieces)
+    parameters, gradients, optimizer, host, buckets = states
+    # Of the parameters whose states the rank keeps, those that it updates itself.
+    updated = owned * (1 - sizes.offloaded)
+    # What the optimizer allocates in its first step and holds from then on.
+    lasting = updated * sizes.moments * sizes.moment
+    more_gradients = overhead.gradient_bytes * trained
+    copies = FP32_BYTES * (trained - owned) if overhead.whole_master else 0.0
+    optimizer = optimizer + overhead.step_bytes * updated + copies
+    update = updated * sizes.moment if shared.unfused else 0.0
+    early = gradients if shared.early else 0.0
+    # The last layer to run backward has no gradients yet when its activations are all there.
+    late = max(early, gradients - first_gradients)
+    embedding = shared.word_gradient * (shared.tied_gradients if heads else 1) if kind.embedding else 0.0
+    working, sharded = transient + shared.exchanged, gathered + unreduced + shared.workspace
+    at_backward, backward, end = again + working + sharded, working + sharded, embedding + shared.workspace
+    # Gradients, activations and temporaries at the moments without activations of other layers, the update last.
+    later = max((late, largest_layer, backward), (gradients, 0.0, end), (gradients, 0.0, update), key=sum)
+    # The most that comes and goes then.
+    least_loose, latest = max(largest_layer + backward, end), sum(later)
+    gaps = shared.find_gaps(again) if heads else ()
+    stages = []
+    for stage in kind.stages:
+        counts, temporary = in_flight[stage], at_backward
+        activations = sum(map(mul, counts, saved)) + staged
+        if heads:
+            activations += max([counts[number] for number in heads]) * shared.head_activations
+        for number in heads:
+            begun, count = min(counts[number], before_input[stage][number]), counts[number]
+            loss = loss_bytes(shared.model, strategy, begun, framework, count - begun)
+            temporary = max(temporary, loss + (gathered + shared.workspace))
+        loose = max(activations + temporary, least_loose)
+        if shared.fills:
+            filled = MEASURED["filled_share"] * min(loose, lasting + gradients)
+            fragmentation = overhead.fragmentation * (2 - recomputed) * loose + recomputed * filled
+        else:
+            fragmentation = fragmented_bytes(overhead, loose, lasting, update, recomputed)
+            for gap in gaps:
+                fragmentation += gap
+        moment = (early, activations, temporary)
+        if latest > sum(moment):
+            moment = later
         stage_memory = StageMemory(
             stage,
-            states.parameters,
-            gradients + self.more_gradients + states.buckets,
-            self.optimizer,
-            activations,
-            temporary,
+            parameters,
+            moment[0] + more_gradients + buckets,
+            optimizer,
+            moment[1],
+            moment[2],
             fragmentation,
             shared.communication,
-            shared.framework.overhead.context_bytes,
+            overhead.context_bytes,
             shared.capacity,
-            states.host + sum(map(mul, counts, self.on_host)),
+            host + sum(map(mul, counts, on_host)) if staged else host,
             shared.band,
         )
-        if not shared.held_by_layer:
-            return stage_memory
-        # Nothing is held that would not be free otherwise, also at the upper end of the interval.
-        spare = max(0.0, shared.capacity - stage_memory.high) / shared.band.high
-        held = sum(map(mul, counts, self.kind.layers)) * shared.held_by_layer
-        return replace(stage_memory, temporary=temporary + min(held, spare))
-
-    def _fragmentation(self, loose: float) -> float:
-        """Return what the allocator holds beyond the tensors; *loose*: the most that come and go in a step."""
-        shared, overhead = self.shared, self.shared.framework.overhead
-        if shared.fills:
-            filled = MEASURED["filled_share"] * min(loose, self.lasting + self.states.gradients)
-            return overhead.fragmentation * (2 - shared.recomputed) * loose + shared.recomputed * filled
-        gap = fragmented_bytes(overhead, loose, self.lasting, self.update, shared.recomputed)
-        return gap + self.gaps[0] + self.gaps[1] + self.gaps[2]
+        if shared.held_by_layer:
+            # Nothing is held that would not be free otherwise, also at the upper end of the interval.
+            spare = max(0.0, shared.capacity - stage_memory.high) / shared.band.high
+            held = sum(map(mul, counts, kind.layers)) * shared.held_by_layer
+            stage_memory = replace(stage_memory, temporary=moment[2] + min(held, spare))
+        stages.append(stage_memory)
+    return stages
