@@ -6,9 +6,10 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import cache, partial
 from itertools import pairwise
+from typing import NamedTuple
 
 from stepcast.cost.calibration import Calibration
-from stepcast.cost.memory.stages import WORKSPACE_BYTES, MemoryMoment, StageMemory, held_in_flight
+from stepcast.cost.memory.stages import WORKSPACE_BYTES, StageMemory, held_in_flight
 from stepcast.cost.price import Price
 from stepcast.cost.pricing import ComputePrice
 from stepcast.forecast import splitting
@@ -206,6 +207,18 @@ def find_units(captured: Captured, own: range, parts: Sequence[LayerPart]) -> li
         if gathered:
             units.append(ShardUnit(first, stop - 1, gathered, reduced))
     return units
+
+
+class MemoryMoment(NamedTuple):
+    """Bytes of one rank at a moment of the step, beyond its parameters and optimizer states."""
+
+    gradients: float
+    activations: float
+    temporary: float
+
+    @property
+    def total(self) -> float:
+        return self.gradients + self.activations + self.temporary
 
 
 def stage_memory(

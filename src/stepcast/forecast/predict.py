@@ -32,7 +32,7 @@ from stepcast.ir.model_parts import Mixer
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind, default_schedule
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Objective, Strategy
-from stepcast.ir.types import ByIdentity, FactDict, replace
+from stepcast.ir.types import ByIdentity, FactDict, assign, replace
 from stepcast.ir.work import (
     COMPUTING,
     Collective,
@@ -104,16 +104,11 @@ def _predict_all(
         prepared.append(prepare(workload, cluster, chosen, compute))
     for prediction in prepared:
         _ = prediction.simulated_s  # what cannot run fails now
-
-    def complete(prediction: Prediction, strategy: Strategy) -> Prediction:
-        return replace(
-            prediction,
-            memory=stage_memory(model, strategy, cluster.gpu, framework),
-            band=band_of(model, cluster, strategy, framework),
-            finish=lambda report, stages: _complete_report(report, stages, model, cluster, strategy, framework),
-        )
-
-    return list(map(complete, prepared, strategies))
+    for prediction, strategy in zip(prepared, strategies, strict=True):
+        assign(prediction, "memory", stage_memory(model, strategy, cluster.gpu, framework))
+        assign(prediction, "band", band_of(model, cluster, strategy, framework))
+        assign(prediction, "finish", partial(_complete_report, model, cluster, strategy, framework))
+    return prepared
 
 
 _MEMORY: ByIdentity[tuple[StageMemory, ...]] = ByIdentity(2048)
@@ -365,12 +360,12 @@ _WORKS: ByIdentity[dict[Compute, int]] = ByIdentity(4096)
 
 
 def _complete_report(
-    report: StepReport,
-    stages: Sequence[StageMemory],
     model: Model,
     cluster: Cluster,
     strategy: Strategy,
     framework: Framework,
+    report: StepReport,
+    stages: Sequence[StageMemory],
 ) -> StepReport:
     """Return *report* with what the model, its strategy and its framework add to it."""
     split = describe_split(model, strategy)

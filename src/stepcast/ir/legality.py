@@ -6,7 +6,7 @@ of Megatron-FSDP and torch.distributed.pipelining run them.
 """
 
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import compress, takewhile
 
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Offloaded, SsmKernels
 from stepcast.ir.layers.kinds import count_adapted
@@ -20,7 +20,9 @@ from stepcast.ir.types import DType
 
 def find_problems(model: Model, strategy: Strategy, framework: Framework | None = None) -> Iterator[str]:
     """Yield why *strategy* cannot train *model*, with *framework* if it is given; rules may rely on those before."""
-    for rule in RULES:
+    has_hybrid, has_experts = model.hybrid is not None, model.experts is not None or strategy.layout.ep > 1
+    asked = (True, has_hybrid, has_hybrid, True, strategy.layout.cp > 1, has_experts, True, True)
+    for rule in compress(RULES, asked):
         yield from filter(None, rule(model, strategy))
     for with_software in SOFTWARE_RULES if framework else ():
         yield from filter(None, with_software(model, strategy, framework or MEGATRON_CORE))
@@ -72,12 +74,15 @@ def _misfit(degree: str, ways: int, count: int, what: str) -> str:
 def _tensor(model: Model, strategy: Strategy) -> Iterator[str]:
     tp = strategy.layout.tp
     attention = model.hybrid is None or any(block.mixer is Mixer.ATTENTION for block in model.block_kinds)
-    widths = [("heads", model.heads)] if attention else []
-    if attention and model.latent is None and tp % model.kv_heads:  # else each serves tp / kv heads ranks
-        widths.append(("kv heads", model.kv_heads))
-    widths.append(("ffn", model.ffn))
-    widths.append(("the shared experts' ffn", model.experts.shared_ffn if model.experts else 0))
-    yield from (_misfit("tp", tp, width, f"{name} {width}") for name, width in widths)
+    if attention and model.heads % tp:
+        yield _misfit("tp", tp, model.heads, f"heads {model.heads}")
+    if attention and model.latent is None and tp % model.kv_heads and model.kv_heads % tp:
+        yield _misfit("tp", tp, model.kv_heads, f"kv heads {model.kv_heads}")  # else each serves tp / kv heads ranks
+    if model.ffn % tp:
+        yield _misfit("tp", tp, model.ffn, f"ffn {model.ffn}")
+    if model.experts and model.experts.shared_ffn % tp:
+        shared_ffn = model.experts.shared_ffn
+        yield _misfit("tp", tp, shared_ffn, f"the shared experts' ffn {shared_ffn}")
 
 
 def _mamba(model: Model, strategy: Strategy) -> Iterator[str]:
@@ -118,7 +123,8 @@ def _sequence(model: Model, strategy: Strategy) -> Iterator[str]:
     layout, seq = strategy.layout, strategy.seq
     if model.position.kind is PositionKind.LEARNED and seq > model.max_seq:
         yield f"seq {seq} exceeds the model's {model.max_seq} learned positions: use at most {model.max_seq}"
-    yield _misfit("cp", layout.cp, seq, f"seq {seq}")
+    if seq % layout.cp:
+        yield _misfit("cp", layout.cp, seq, f"seq {seq}")
     if not strategy.sequence_parallel:
         if layout.tp > 1 and model.experts is not None:
             # Megatron-Core's MoELayer refuses to train so: all tensor ranks would route the same tokens.
@@ -228,10 +234,11 @@ def _pipeline(model: Model, strategy: Strategy) -> Iterator[str]:
     layout = strategy.layout
     if layout.vpp > 1 and layout.pp == 1:
         yield f"vpp {layout.vpp} splits pipeline stages into chunks and needs pp > 1: use vpp 1"
-    sizes = [len(piece.layers) for piece in pieces(model, strategy)]  # raises where they do not add up
-    smallest, recompute = min(filter(None, sizes)), strategy.recompute
-    if recompute.kind is RecomputeKind.BLOCK and recompute.layers > smallest:
-        yield f"recompute block {recompute.layers} exceeds the {smallest} layers of a stage: use at most {smallest}"
+    every, recompute = pieces(model, strategy), strategy.recompute  # raises where they do not add up
+    if recompute.kind is RecomputeKind.BLOCK:
+        smallest = min([len(piece.layers) for piece in every if piece.layers])
+        if recompute.layers > smallest:
+            yield f"recompute block {recompute.layers} exceeds the {smallest} layers of a stage: use at most {smallest}"
     schedule, batches = strategy.schedule, strategy.micro_batches
     pp, vpp, facts = layout.pp, layout.vpp, SCHEDULES[schedule]
     if pp == 1:
@@ -254,7 +261,8 @@ def _sharding(model: Model, strategy: Strategy) -> Iterator[str]:
     ranks = layout.dp * layout.cp
     if layout.shard and sharding is Sharding.NONE:
         yield f"shard {layout.shard} splits states among ranks and needs sharding: use zero-1 or hybrid-fsdp"
-    yield _misfit("shard", layout.shard or 1, ranks, f"dp x cp = {ranks}")
+    if layout.shard:
+        yield _misfit("shard", layout.shard, ranks, f"dp x cp = {ranks}")
     if sharding is Sharding.HYBRID_FSDP and not layout.shard:
         near = nearest_divisor(ranks, 8)
         yield f"hybrid-fsdp needs --shard, the number of ranks that share one copy of the states: try --shard {near}"

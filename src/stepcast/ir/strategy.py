@@ -10,7 +10,7 @@ from operator import attrgetter
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import SCHEDULES, Pairs
 from stepcast.ir.schedules import ScheduleKind as ScheduleKind
-from stepcast.ir.types import DType, FactDict, Natural, Remembered, Size, assign, dataclass, replace, require
+from stepcast.ir.types import ByIdentity, DType, Facts, Natural, Remembered, Size, assign, dataclass, replace, require
 from stepcast.units import nearest
 
 
@@ -300,7 +300,7 @@ class Strategy:
         """Return True if no weight is frozen: there are no adapters and no frozen layers."""
         return self.training is TrainingKind.FULL and not self.trained_layers
 
-    def facts(self) -> FactDict:
+    def facts(self) -> Facts:
         """Return the choices of a row in a table of strategies."""
         layout, kind, modules = self.layout, self.recompute.kind, self.recompute.modules
         return {
@@ -388,6 +388,10 @@ def layer_view(strategy: Strategy) -> Strategy:
     """Return *strategy* as far as the computation of one layer depends on it: one object for all that spread the
     same layers over more replicas or other stages.
     """
+    return _VIEW_OF.of(strategy, _find_view, None)
+
+
+def _find_view(strategy: Strategy, _: None) -> Strategy:
     # One micro-batch or several: the sum of gradients needs kernels of its own from the second on.
     batches, splits = min(2, strategy.micro_batches), strategy.splits_each_gradient
     key = (batches, splits, _VIEWED(strategy))
@@ -406,6 +410,7 @@ def layer_view(strategy: Strategy) -> Strategy:
     return _VIEWS[key]
 
 
+_VIEW_OF: ByIdentity[Strategy] = ByIdentity(2048)
 _VIEWS = Remembered[object, Strategy]()
 _UNSEEN = ("layout", "global_batch", "schedule", "stage_layers", "sharding", "reshard", "offload", "overlap")
 _SEEN_PARTS = ("layout.tp", "layout.cp", "layout.ep", "layout.expert_tp", "overlap.tensor", "overlap.tensor_gradients")

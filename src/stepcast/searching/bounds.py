@@ -100,7 +100,7 @@ class _MemoryBounds:
         parts = [StagePiece(range(layer, layer + 1), False, False) for layer in layers]
         parts += [StagePiece(range(0), True, False), StagePiece(range(0), False, True)]
         fixed, gradients = [], []
-        for piece in map(sizes.piece, parts):
+        for piece in map(sizes.find_piece, parts):
             more = piece.states.buckets + overhead.gradient_bytes * piece.trained
             more += overhead.step_bytes * piece.owned * (1 - strategy.offload.optimizer)
             more += FP32_BYTES * (piece.trained - piece.owned) if overhead.whole_master else 0.0

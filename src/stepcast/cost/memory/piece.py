@@ -1,44 +1,70 @@
 """The memory of one pipeline piece: activations of one micro-batch, and the loss at its end."""
 
 from itertools import pairwise
-from typing import NamedTuple
 
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules
 from stepcast.ir.layers.ends import LOSS_TOKENS, loss_chunks
-from stepcast.ir.layers.kinds import count_saved
+from stepcast.ir.layers.kinds import SavedActivations, count_saved
 from stepcast.ir.model import Model, StagePiece, count_blocks, count_frozen, held_shard
+from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.sharding import plan_of
-from stepcast.ir.strategy import Objective, Strategy, TrainingKind
-from stepcast.ir.types import FP32_BYTES, DType
+from stepcast.ir.strategy import Objective, Offload, Strategy, TrainingKind, layer_view
+from stepcast.ir.types import FP32_BYTES, ByIdentity, DType
 
 # torch.compile pads a matmul whose width is not a multiple of this: logits and their gradient are copied.
 ALIGNED = 8
+# Layers whose activations are in transfer: while one runs, its neighbour's are sent or fetched.
+STAGED_LAYERS = 2
 
 
-class PieceActivations(NamedTuple):
-    """Bytes of the activations of one micro-batch in one piece."""
-
-    saved: float = 0.0
-    on_host: float = 0.0  # in the memory of the host
-    staged: float = 0.0  # the most that one of these layers saves, while it is transferred
-    recomputed: float = 0.0  # of a recomputed layer or module while it runs
-    transient: float = 0.0
-    largest_layer: float = 0.0
+PieceActivations = tuple[float, float, float, float, float, float]
+"""Bytes of one micro-batch in one piece: what is saved on the GPU and in the memory of the host, the most that one of
+these layers saves, while it is transferred, a recomputed layer or module while it runs, what a layer's backward needs
+for a moment, and the largest layer.
+"""
+StageActivations = tuple[tuple[float, ...], tuple[float, ...], float, float, float, float]
+"""Those of the pieces of a stage: saved by each on either memory, by the layers in transfer, and the most of others."""
 
 
-def count_activations(
-    model: Model, strategy: Strategy, framework: Framework, view: Strategy, piece: StagePiece
-) -> PieceActivations:
-    """Return the activations of *piece*; *view* is the strategy as its layers see it."""
-    layers = piece.layers
-    recomputed_layers = strategy.recompute.whole_layers(len(layers))
-    offloaded_layers = strategy.offload.layers(len(layers))
-    frozen = count_frozen(model, strategy.trained_layers, layers)  # they save nothing
+class LayerActivations:
+    """The activations of a model whose layers have one view of their strategy, with the *offload* of some."""
+
+    def __init__(self, model: Model, view: Strategy, framework: Framework, offload: Offload) -> None:
+        self.model, self.view, self.framework, self.offload = model, view, framework, offload
+        self.layers: dict[LayerParts, SavedActivations] = {}
+
+    def find_stage(self, pieces: tuple[StagePiece, ...]) -> StageActivations:
+        """Return the activations of a stage that holds *pieces*, counted once for each tuple and each piece."""
+        return _STAGES.of(pieces, _join_pieces, self)
+
+    def count_layer(self, block: LayerParts) -> SavedActivations:
+        if block not in self.layers:
+            self.layers[block] = count_saved(self.model, self.view, block, self.framework)
+        return self.layers[block]
+
+
+def find_activations(model: Model, strategy: Strategy, framework: Framework) -> LayerActivations:
+    """Return those of all strategies that run the same layers."""
+    terms, offload = (model, layer_view(strategy), framework), strategy.offload
+    return _FOUND.get(terms, lambda: LayerActivations(*terms, offload), offload.activations)
+
+
+def _join_pieces(pieces: tuple[StagePiece, ...], layers: LayerActivations) -> StageActivations:
+    every = [_PIECES.of(piece, _count_piece, layers) for piece in pieces]
+    saved, on_host, staged, again, transient, largest = zip(*every, strict=True)
+    return saved, on_host, STAGED_LAYERS * max(staged), max(again), max(transient), max(largest)
+
+
+def _count_piece(piece: StagePiece, known: LayerActivations) -> PieceActivations:
+    model, view, layers = known.model, known.view, piece.layers
+    recomputed_layers = view.recompute.whole_layers(len(layers))
+    offloaded_layers = known.offload.layers(len(layers))
+    frozen = count_frozen(model, view.trained_layers, layers)  # they save nothing
     activations = recomputed = on_host = staged = transient = largest = 0.0
     cuts = {frozen, max(frozen, recomputed_layers), max(frozen, offloaded_layers), len(layers)}
     for start, stop in pairwise(sorted(cuts)):
         for block, count in count_blocks(model, layers[start:stop]):
-            layer = count_saved(model, view, block, framework)
+            layer = known.count_layer(block)
             again = start < recomputed_layers
             saved = layer.input if again else layer.saved
             if start < offloaded_layers:
@@ -48,18 +74,23 @@ def count_activations(
                 activations += count * saved
             recomputed = max(recomputed, layer.saved - layer.input if again else layer.again)
             transient, largest = max(transient, layer.transient), max(largest, layer.saved + layer.again)
-    if strategy.autocast:
-        activations += _cast_weights(model, strategy, piece, recomputed_layers)
-    if piece.head and strategy.mtp_layers:
-        modules = [count_saved(model, view, block, framework) for block in model.next_token_blocks]
+    if view.autocast:
+        activations += _cast_weights(model, view, piece, recomputed_layers)
+    if piece.head and view.mtp_layers:
+        modules = [known.count_layer(block) for block in model.next_token_blocks]
         # Around its block a module saves the token's embedding, the joined results of two norms, and input and output
         # of the last norm; the stream it starts from is saved already.
-        ends = (1 + 2 + 2) * (strategy.local_tokens * model.hidden // strategy.outer_ways) * strategy.stored.bytes
-        activations += strategy.mtp_layers * (ends + sum(layer.saved for layer in modules))
+        ends = (1 + 2 + 2) * (view.local_tokens * model.hidden // view.outer_ways) * view.stored.bytes
+        activations += view.mtp_layers * (ends + sum(layer.saved for layer in modules))
         recomputed = max(recomputed, *(layer.again for layer in modules))
         transient = max(transient, *(layer.transient for layer in modules))
         largest = max(largest, *(layer.saved + layer.again for layer in modules))
-    return PieceActivations(activations, on_host, staged, recomputed, transient, largest)
+    return activations, on_host, staged, recomputed, transient, largest
+
+
+_STAGES: ByIdentity[StageActivations] = ByIdentity(4096)
+_PIECES: ByIdentity[PieceActivations] = ByIdentity(4096)
+_FOUND: ByIdentity[LayerActivations] = ByIdentity(1024)
 
 
 def _cast_weights(model: Model, strategy: Strategy, piece: StagePiece, recomputed_layers: int) -> float:

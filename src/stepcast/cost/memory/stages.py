@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from enum import StrEnum
 from functools import lru_cache
-from operator import mul
+from operator import attrgetter, mul
 from typing import NamedTuple
 
-from stepcast.cost.memory.piece import PieceActivations, count_activations, loss_bytes
+from stepcast.cost.memory.piece import find_activations, loss_bytes
 from stepcast.cost.memory.states import find_state_bytes, orientations
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
@@ -28,9 +28,9 @@ from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, OptimizerKi
 from stepcast.ir.model import Model, StagePiece, piece_kinds, pieces_of_stages, shares_words
 from stepcast.ir.schedules import Pipeline, ScheduleKind, find_schedule
 from stepcast.ir.step import Band
-from stepcast.ir.strategy import Objective, Strategy, StrategyError, TrainingKind, layer_view
+from stepcast.ir.strategy import Objective, Strategy, StrategyError, TrainingKind
 from stepcast.ir.tables import constants
-from stepcast.ir.types import FP32_BYTES, dataclass, replace
+from stepcast.ir.types import FP32_BYTES, ByIdentity, dataclass, group_by_key, replace
 from stepcast.units import MIB
 
 # Scratch space of the matrix library: 32 MiB each for cuBLAS and cuBLASLt, PyTorch's default on Hopper.
@@ -45,8 +45,6 @@ LARGE_WORKSPACES = ("hopper", "blackwell", "blackwell-ultra")
 
 InFlight = Sequence[Sequence[int]]
 NO_PARTS = ("stage", "capacity", "host", "band")  # fields that are not in the memory of a GPU
-# Layers whose activations are in transfer: while one runs, its neighbour's are sent or fetched.
-STAGED_LAYERS = 2
 MEASURED: dict[str, float] = constants("memory")
 
 
@@ -145,21 +143,42 @@ def memory(
         in_flight = held_in_flight(strategy.schedule, pipeline)
     if len(in_flight) != strategy.layout.pp:
         raise StrategyError(f"in-flight counts for {len(in_flight)} stages, but pp is {strategy.layout.pp}")
-    shared = _Shared(model, strategy, framework, gpu)
-    every, first = piece_kinds(model, strategy)
-    terms = model, strategy, framework, layer_view(strategy)
-    activations = {index: count_activations(*terms, every[index]) for index in dict.fromkeys(first)}
-    known: dict[tuple[int, ...], _Held] = {}
-    stages = []
     before_input = held_in_flight(strategy.schedule, pipeline, True)
-    on_stages = pieces_of_stages(strategy.schedule, strategy.layout.pp, strategy.layout.vpp)
-    for stage, (counts, before, own) in enumerate(zip(in_flight, before_input, on_stages, strict=True)):
-        key = tuple([first[index] for index in own])
-        if key not in known:
-            pieces = tuple([every[index] for index in key])
-            known[key] = _Held(shared, pieces, [activations[index] for index in key])
-        stages.append(known[key].memory(counts, before, stage))
-    return tuple(stages)
+    shared = _Shared(model, strategy, framework, gpu)
+    kinds = _find_kinds(model, strategy)
+    stages = [stage for kind in kinds for stage in _count_stages(shared, kind, in_flight, before_input)]
+    return tuple(sorted(stages, key=attrgetter("stage")))
+
+
+class StageKind(NamedTuple):
+    """Stages of the same pieces."""
+
+    stages: list[int]
+    pieces: tuple[StagePiece, ...]
+    layers: tuple[int, ...]  # of each piece
+    heads: tuple[int, ...]  # pieces with the output projection
+    embedding: bool
+
+
+def _find_kinds(model: Model, strategy: Strategy) -> list[StageKind]:
+    split, layout = piece_kinds(model, strategy), strategy.layout
+    on_stages = pieces_of_stages(strategy.schedule, layout.pp, layout.vpp)
+    return _KINDS.get((split, on_stages), lambda: _list_kinds(*split, on_stages))
+
+
+_KINDS: ByIdentity[list[StageKind]] = ByIdentity(1024)
+
+
+def _list_kinds(
+    every: Sequence[StagePiece], first: Sequence[int], on_stages: Sequence[Sequence[int]]
+) -> list[StageKind]:
+    stages = group_by_key((tuple([every[first[index]] for index in own]), stage) for stage, own in enumerate(on_stages))
+    kinds = []
+    for pieces, numbers in stages.items():
+        heads = tuple([number for number, piece in enumerate(pieces) if piece.head])
+        layers, embedding = tuple([len(piece.layers) for piece in pieces]), any(piece.embedding for piece in pieces)
+        kinds.append(StageKind(numbers, pieces, layers, heads, embedding))
+    return kinds
 
 
 def workspace_bytes(model: Model, framework: Framework, gpu: Gpu) -> float:
@@ -215,8 +234,7 @@ def held_in_flight(
 def communication_bytes(strategy: Strategy, framework: Framework) -> float:
     """Return the bytes of flat buffers, and of the groups of more than one rank that a GPU takes part in."""
     layout = strategy.layout
-    sizes = [layout.tp, layout.cp, layout.dp * layout.cp, layout.pp, layout.ep]
-    groups = sum(size > 1 for size in sizes)
+    groups = (layout.tp > 1) + (layout.cp > 1) + (layout.dp * layout.cp > 1) + (layout.pp > 1) + (layout.ep > 1)
     return framework.flat_bytes(strategy) + framework.overhead.communicator_bytes * groups
 
 
@@ -235,18 +253,6 @@ def fragmented_bytes(overhead: Overhead, loose: float, moments: float, update: f
 # One stage.
 
 
-class MemoryMoment(NamedTuple):
-    """Bytes of one rank at a moment of the step, beyond its parameters and optimizer states."""
-
-    gradients: float
-    activations: float
-    temporary: float
-
-    @property
-    def total(self) -> float:
-        return self.gradients + self.activations + self.temporary
-
-
 class _Shared:
     """Values that are the same for every stage."""
 
@@ -254,12 +260,13 @@ class _Shared:
         layout, overhead = strategy.layout, framework.overhead
         self.model, self.strategy, self.framework, self.capacity = model, strategy, framework, gpu.memory_bytes
         self.states = find_state_bytes(model, strategy, framework, orientations(strategy, gpu))
+        self.activations = find_activations(model, strategy, framework)
         self.workspace = workspace_bytes(model, framework, gpu)
-        self.flat = framework.kernels is Kernels.FUSED
+        flat = framework.kernels is Kernels.FUSED
         # Flat buffers exist all the time, and so do accumulators wider than the gradients; PyTorch's own gradients from
         # the first backward of a step on.
-        wider = overhead.gradient_bytes > 0
-        self.early = self.flat or wider or strategy.micro_batches > 1 or self.states.plan.splits_gradients
+        wider, several = overhead.gradient_bytes > 0, strategy.micro_batches > 1
+        self.early = flat or wider or several or self.states.plan.splits_gradients
         full = strategy.local_tokens * model.hidden * strategy.stream.bytes
         outer = full / strategy.outer_ways
         # Gathered inputs of tensor-parallel matmuls, and messages between stages.
@@ -274,101 +281,93 @@ class _Shared:
         rows = model.padded_vocab(layout.tp) / layout.tp
         trains = strategy.training is TrainingKind.FULL
         self.word_gradient = rows * model.word_width * strategy.weights.bytes if trains else 0.0
-        self.band = _bands()["one GPU" if layout.gpus == 1 else "several GPUs"]
-
-
-class _Held:
-    """Values of stages of the same pieces, however many micro-batches they have begun."""
-
-    def __init__(
-        self, shared: _Shared, pieces: tuple[StagePiece, ...], activations: Sequence[PieceActivations]
-    ) -> None:
-        self.shared = shared
-        strategy, overhead, optimizer = shared.strategy, shared.framework.overhead, shared.framework.optimizer
-        self.states, trained, owned, first_gradients, gathered, unreduced = shared.states.stage(pieces)
-        self.saved, self.on_host, staged, again, transient, largest_layer = zip(*activations, strict=True)
-        self.layers = [len(piece.layers) for piece in pieces]
-        self.heads = [number for number, piece in enumerate(pieces) if piece.head]
-        # Of the parameters whose states the rank keeps, those that it updates itself.
-        updated = owned * (1 - strategy.offload.optimizer)
-        self.staged: float = STAGED_LAYERS * max(staged)
-        self.again: float = max(again)
-        self.at_loss = gathered + shared.workspace
-        sharded = gathered + unreduced + shared.workspace
-        working = max(transient) + shared.exchanged
-        self.at_backward = self.again + working + sharded
-        gradients = self.states.gradients
-        self.early = gradients if shared.early else 0.0
-        # The last layer to run backward has no gradients yet when its activations are all there.
-        late = max(self.early, gradients - first_gradients)
         # The dense gradient of a word embedding exists in addition to what it is added to: for a moment twice, with
         # tied weights three times. Flat buffers need one.
-        twice = shares_words(shared.model, strategy) and self.heads and not shared.flat
-        embedding = shared.word_gradient * (2 if twice else 1) if any(piece.embedding for piece in pieces) else 0.0
-        after_backward = (
-            MemoryMoment(late, max(largest_layer), working + sharded),
-            MemoryMoment(gradients, 0.0, embedding + shared.workspace),
-        )
+        self.tied_gradients = 2 if shares_words(model, strategy) and not flat else 1
+        # Plain PyTorch adds a new gradient to that of earlier micro-batches; the output projection's is the largest,
+        # and finds no space among what is freed in small pieces.
+        self.added_gradient = 0.0 if flat or not several else self.word_gradient
+        self.band = _bands()["one GPU" if layout.gpus == 1 else "several GPUs"]
         # Without fusion the root of AdamW's second moment exists for all weights at once.
-        unfused = not optimizer.fused and optimizer.kind is OptimizerKind.ADAMW
-        self.updating = MemoryMoment(gradients, 0.0, updated * optimizer.moment_bytes if unfused else 0.0)
-        # The fullest moment without activations of other layers, and the most that comes and goes then.
-        self.later = max(*after_backward, self.updating, key=sum)
-        self.loose = max([moment.activations + moment.temporary for moment in after_backward])
-        # What the optimizer allocates in its first step and holds from then on.
-        self.lasting: float = updated * optimizer.moments * optimizer.moment_bytes
-        self.more_gradients = overhead.gradient_bytes * trained
-        copies = FP32_BYTES * (trained - owned) if overhead.whole_master else 0.0
-        self.optimizer = self.states.optimizer + overhead.step_bytes * updated + copies
+        self.unfused = not framework.optimizer.fused and framework.optimizer.kind is OptimizerKind.ADAMW
+        self.fills = framework.loop_kernels > 0 and not strategy.lora_rank
 
-    def memory(self, counts: Sequence[int], before_input: Sequence[int], stage: int) -> StageMemory:
-        """Return the memory of a stage whose pieces hold *counts* micro-batches at once."""
-        shared, states = self.shared, self.states
-        activations, temporary = sum(map(mul, counts, self.saved)) + self.staged, self.at_backward
-        if self.heads:
-            activations += max([counts[number] for number in self.heads]) * shared.head_activations
-        for number in self.heads:
-            begun, count = min(counts[number], before_input[number]), counts[number]
-            loss = loss_bytes(shared.model, shared.strategy, begun, shared.framework, count - begun)
-            temporary = max(temporary, loss + self.at_loss)
-        moment = max(MemoryMoment(self.early, activations, temporary), self.later, key=sum)
+    def find_gaps(self, again: float) -> tuple[float, ...]:
+        """Return what the allocator holds because of the output projection; *again*: of a layer that is recomputed."""
+        strategy, framework = self.strategy, self.framework
+        if not framework.loop_kernels or strategy.objective is Objective.REWARD or framework.chunks_loss:
+            return (self.added_gradient,)
+        # The loop's fp32 copy of the logits is made while the loss still has its own, and cut up afterwards.
+        logits = strategy.local_tokens * self.model.padded_vocab(strategy.layout.tp)
+        copy = MEASURED["output_share"] * FP32_BYTES * logits / strategy.layout.tp
+        return self.added_gradient, copy, MEASURED["layer_share"] * self.recomputed * again
+
+
+def _count_stages(shared: _Shared, kind: StageKind, in_flight: InFlight, before_input: InFlight) -> list[StageMemory]:
+    """Return the memory of the stages of *kind* whose pieces hold *in_flight* micro-batches at once."""
+    strategy, framework, sizes = shared.strategy, shared.framework, shared.states
+    overhead, recomputed, heads = framework.overhead, shared.recomputed, kind.heads
+    states, trained, owned, first_gradients, gathered, unreduced = sizes.find_stage(kind.pieces)
+    saved, on_host, staged, again, transient, largest_layer = shared.activations.find_stage(kind.pieces)
+    parameters, gradients, optimizer, host, buckets = states
+    # Of the parameters whose states the rank keeps, those that it updates itself.
+    updated = owned * (1 - sizes.offloaded)
+    # What the optimizer allocates in its first step and holds from then on.
+    lasting = updated * sizes.moments * sizes.moment
+    more_gradients = overhead.gradient_bytes * trained
+    copies = FP32_BYTES * (trained - owned) if overhead.whole_master else 0.0
+    optimizer = optimizer + overhead.step_bytes * updated + copies
+    update = updated * sizes.moment if shared.unfused else 0.0
+    early = gradients if shared.early else 0.0
+    # The last layer to run backward has no gradients yet when its activations are all there.
+    late = max(early, gradients - first_gradients)
+    embedding = shared.word_gradient * (shared.tied_gradients if heads else 1) if kind.embedding else 0.0
+    working, sharded = transient + shared.exchanged, gathered + unreduced + shared.workspace
+    at_backward, backward, end = again + working + sharded, working + sharded, embedding + shared.workspace
+    # Gradients, activations and temporaries at the moments without activations of other layers, the update last.
+    later = max((late, largest_layer, backward), (gradients, 0.0, end), (gradients, 0.0, update), key=sum)
+    # The most that comes and goes then.
+    least_loose, latest = max(largest_layer + backward, end), sum(later)
+    gaps = shared.find_gaps(again) if heads else ()
+    stages = []
+    for stage in kind.stages:
+        counts, temporary = in_flight[stage], at_backward
+        activations = sum(map(mul, counts, saved)) + staged
+        if heads:
+            activations += max([counts[number] for number in heads]) * shared.head_activations
+        for number in heads:
+            begun, count = min(counts[number], before_input[stage][number]), counts[number]
+            loss = loss_bytes(shared.model, strategy, begun, framework, count - begun)
+            temporary = max(temporary, loss + (gathered + shared.workspace))
+        loose = max(activations + temporary, least_loose)
+        if shared.fills:
+            filled = MEASURED["filled_share"] * min(loose, lasting + gradients)
+            fragmentation = overhead.fragmentation * (2 - recomputed) * loose + recomputed * filled
+        else:
+            fragmentation = fragmented_bytes(overhead, loose, lasting, update, recomputed)
+            for gap in gaps:
+                fragmentation += gap
+        moment = (early, activations, temporary)
+        if latest > sum(moment):
+            moment = later
         stage_memory = StageMemory(
             stage,
-            states.parameters,
-            moment.gradients + self.more_gradients + states.buckets,
-            self.optimizer,
-            moment.activations,
-            moment.temporary,
-            self._fragmentation(max(activations + temporary, self.loose)),
+            parameters,
+            moment[0] + more_gradients + buckets,
+            optimizer,
+            moment[1],
+            moment[2],
+            fragmentation,
             shared.communication,
-            shared.framework.overhead.context_bytes,
+            overhead.context_bytes,
             shared.capacity,
-            states.host + sum(map(mul, counts, self.on_host)),
+            host + sum(map(mul, counts, on_host)) if staged else host,
             shared.band,
         )
-        if not shared.held_by_layer:
-            return stage_memory
-        # Nothing is held that would not be free otherwise, also at the upper end of the interval.
-        spare = max(0.0, shared.capacity - stage_memory.high) / shared.band.high
-        held = sum(map(mul, counts, self.layers)) * shared.held_by_layer
-        return replace(stage_memory, temporary=moment.temporary + min(held, spare))
-
-    def _fragmentation(self, loose: float) -> float:
-        """Return what the allocator holds beyond the tensors; *loose*: the most that come and go in a step."""
-        shared, strategy, overhead = self.shared, self.shared.strategy, self.shared.framework.overhead
-        loops = shared.framework.loop_kernels
-        if loops and not strategy.lora_rank:
-            filled = MEASURED["filled_share"] * min(loose, self.lasting + self.states.gradients)
-            return overhead.fragmentation * (2 - shared.recomputed) * loose + shared.recomputed * filled
-        gap = fragmented_bytes(overhead, loose, self.lasting, self.updating.temporary, shared.recomputed)
-        if not shared.flat and strategy.micro_batches > 1 and self.heads:
-            # Plain PyTorch adds a new gradient to that of earlier micro-batches; the output projection's is the
-            # largest, and finds no space among what is freed in small pieces.
-            gap += shared.word_gradient
-        has_logits = strategy.objective is not Objective.REWARD and not shared.framework.chunks_loss
-        if self.heads and loops and has_logits:
-            # The loop's fp32 copy of the logits is made while the loss still has its own, and cut up afterwards.
-            logits = strategy.local_tokens * shared.model.padded_vocab(strategy.layout.tp)
-            gap += MEASURED["output_share"] * FP32_BYTES * logits / strategy.layout.tp
-            gap += MEASURED["layer_share"] * shared.recomputed * self.again
-        return gap
+        if shared.held_by_layer:
+            # Nothing is held that would not be free otherwise, also at the upper end of the interval.
+            spare = max(0.0, shared.capacity - stage_memory.high) / shared.band.high
+            held = sum(map(mul, counts, kind.layers)) * shared.held_by_layer
+            stage_memory = replace(stage_memory, temporary=moment[2] + min(held, spare))
+        stages.append(stage_memory)
+    return stages

@@ -6,17 +6,18 @@ all (Rajbhandari et al. 2020, section 5); FSDP keeps one copy, in fp32, and gath
 """
 
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.architecture import Shard, WeightPart
 from stepcast.ir.framework import Framework, Kernels, Modules, Offloaded, OptimizerKind
 from stepcast.ir.layout import Layout
-from stepcast.ir.model import Model, StagePiece, held_shard, trained_matrices, trained_shard
+from stepcast.ir.model import Model, StagePiece, count_blocks, held_shard, trained_matrices, trained_shard
+from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.sharding import Gathered, Reduced, ShardingPlan, gathered_bytes, plan_of, states_view
 from stepcast.ir.strategy import BaseWeights, Objective, Strategy, TrainingKind
-from stepcast.ir.types import FP32_BYTES, DType
+from stepcast.ir.types import FP32_BYTES, ByIdentity, DType
 
 # Formats whose weights fused kernels keep quantised from one micro-batch to the next.
 QUANTISED = (DType.FP8, DType.MXFP8, DType.NVFP4)
@@ -45,6 +46,10 @@ class PieceStates(NamedTuple):
     first_gradients: float  # of the first layer
     weights: float  # unsharded at the fullest moment
     unreduced: float  # gradients beyond the rank's share at that moment
+
+
+UnitBytes = tuple[float, int, float]
+"""Of a layer or an end of the model: bytes that are gathered, gradients until they are reduced, and bytes of those."""
 
 
 class StateBytes:
@@ -81,36 +86,43 @@ class StateBytes:
         # The optimizer has weights of its own, besides those that layers use or ranks split.
         self.copies = optimizer.master_weights and strategy.weights is not DType.FP32 and not is_wide
         self.moments, self.moment = optimizer.moments, optimizer.moment_bytes
-        self.piece, self.stage = cache(self._find_piece), cache(self._find_stage)
+        self.first_trained = model.layers - strategy.trained_layers if strategy.trained_layers else 0
+        self.layer_units: dict[tuple[LayerParts, bool], UnitBytes] = {}
+        self.count_end = lru_cache(maxsize=8)(self._count_unit)
 
-    def _find_stage(self, pieces: tuple[StagePiece, ...]) -> PieceStates:
-        """Return the states of a stage that holds *pieces*."""
-        states, trained, owned, first_gradients, weights, unreduced = zip(*map(self.piece, pieces), strict=True)
-        return PieceStates(
-            States(*map(sum, zip(*states, strict=True))),
-            sum(trained),
-            sum(owned),
-            first_gradients[0],
-            sum(weights) if keeps_weights(self.plan) else max(weights),
-            sum(unreduced) if self.plan.reduced is Reduced.ONCE else max(unreduced),
-        )
+    def find_stage(self, pieces: tuple[StagePiece, ...]) -> PieceStates:
+        """Return the states of a stage that holds *pieces*, counted once for each tuple and each piece."""
+        return _STAGES.of(pieces, _join_pieces, self)
 
-    def _find_piece(self, piece: StagePiece) -> PieceStates:
+    def find_piece(self, piece: StagePiece) -> PieceStates:
         """Return the states of *piece*."""
         held, trained = self.find_shards(piece)
-        first = trained_shard(self.model, self.strategy, StagePiece(piece.layers[:1], False, False))
         unsharded = self.unsharded_bytes(piece, held, trained)
-        owned, states = self.plan.share(trained), self.states(piece, held, trained)
-        return PieceStates(states, trained.total, owned, self.gradients(first), *unsharded)
+        owned = self.plan.share(trained)
+        first_gradients = self._find_unit(piece.layers[0])[2] if piece.layers else 0.0
+        return PieceStates(self.states(piece, held, trained, owned), trained.total, owned, first_gradients, *unsharded)
+
+    def _find_unit(self, layer: int) -> UnitBytes:
+        """Return the bytes of a layer, the same for all layers of its kind unless it is frozen."""
+        key = (self.model.blocks[layer], layer < self.first_trained)
+        if key not in self.layer_units:
+            self.layer_units[key] = self._count_unit(StagePiece(range(layer, layer + 1), False, False))
+        return self.layer_units[key]
+
+    def _count_unit(self, unit: StagePiece) -> UnitBytes:
+        held, trained = self.find_shards(unit)
+        part = self.plan.gathered_part(held)
+        gathered = _weigh(part, self.unsharded) + gathered_bytes(self.strategy, part)
+        return gathered, self.plan.unreduced(trained).total, self.gradients(trained)
 
     def find_shards(self, piece: StagePiece) -> tuple[Shard, Shard]:
         """Return the weights that one rank holds of *piece*, and those that it trains."""
         shard = held_shard(self.model, self.strategy, piece)
         return shard, shard if self.strategy.trains_all_weights else trained_shard(self.model, self.strategy, piece)
 
-    def states(self, piece: StagePiece, held: Shard, trained: Shard) -> States:
+    def states(self, piece: StagePiece, held: Shard, trained: Shard, owned: float) -> States:
         """Return what one rank keeps for *piece* all the time; gradients as if none were freed."""
-        parameters, owned = 0.0, self.plan.share(trained)
+        parameters = 0.0
         for part, shard in self.plan.kinds(held):
             if part.collected:
                 parameters += _weigh(shard, self.sharded) / part.ways
@@ -166,22 +178,52 @@ class StateBytes:
         plan = self.plan
         if not (plan.by_unit or plan.splits_gradients):
             return 0.0, 0.0
-        units = [self.find_shards(unit) for unit in _list_units(self.model, piece)]
+        units = self._list_units(piece)
         weights = 0.0
         if keeps_weights(plan):
             weights = _weigh(plan.gathered_part(held), self.unsharded)
         elif plan.gathered is Gathered.EACH_PASS:
             # The unit at work and, as it was gathered, the next one.
-            shards = [plan.gathered_part(held) for held, _ in units]
-            sizes = [_weigh(shard, self.unsharded) + gathered_bytes(self.strategy, shard) for shard in shards]
-            weights = max(sizes, default=0.0)
+            weights = max([gathered for gathered, *_ in units], default=0.0)
         # Gradients of the unit at work, as they are computed, and where they are reduced once all sums so far.
-        unreduced = [plan.unreduced(trained).total for _, trained in units]
-        gradients = max(unreduced, default=0) * self.strategy.stored.bytes
+        gradients = max([unreduced for _, unreduced, _ in units], default=0) * self.strategy.stored.bytes
         if plan.reduced is not Reduced.EACH_MICRO_BATCH:
             split = plan.unreduced(trained)
             gradients += (split.total - plan.share(split)) * self.framework.gradient_dtype.bytes
         return weights, gradients
+
+    def _list_units(self, piece: StagePiece) -> list[UnitBytes]:
+        """Return one of each kind that is gathered and reduced by itself: layers, and either end."""
+        last: dict[LayerParts, int] = {}
+        layer = piece.layers.start
+        for block, count in count_blocks(self.model, piece.layers):
+            layer += count
+            last[block] = layer - 1
+        units = [self._find_unit(layer) for layer in last.values()]
+        if piece.embedding:
+            units.append(self.count_end(StagePiece(range(0), True, False)))
+        if piece.head:
+            units.append(self.count_end(StagePiece(range(0), False, True, piece.copy)))
+        return units
+
+
+def _join_pieces(pieces: tuple[StagePiece, ...], sizes: StateBytes) -> PieceStates:
+    every = [_PIECES.of(piece, lambda piece, sizes: sizes.find_piece(piece), sizes) for piece in pieces]
+    if len(every) == 1:
+        return every[0]
+    states, trained, owned, first_gradients, weights, unreduced = zip(*every, strict=True)
+    return PieceStates(
+        States(*map(sum, zip(*states, strict=True))),
+        sum(trained),
+        sum(owned),
+        first_gradients[0],
+        sum(weights) if keeps_weights(sizes.plan) else max(weights),
+        sum(unreduced) if sizes.plan.reduced is Reduced.ONCE else max(unreduced),
+    )
+
+
+_STAGES: ByIdentity[PieceStates] = ByIdentity(4096)
+_PIECES: ByIdentity[PieceStates] = ByIdentity(4096)
 
 
 def _weigh(shard: Shard, widths: tuple[float, float]) -> float:
@@ -224,15 +266,3 @@ def checkpoint_bytes(model: Model, strategy: Strategy, framework: Framework) -> 
 def keeps_weights(plan: ShardingPlan) -> bool:
     """Return whether gathered weights of all layers, and so of all pieces, exist at the same time."""
     return plan.gathered in (Gathered.EACH_MICRO_BATCH, Gathered.ONCE)
-
-
-def _list_units(model: Model, piece: StagePiece) -> list[StagePiece]:
-    """Return one of each kind that is gathered and reduced by itself: layers, and either end."""
-    kinds = dict(zip(model.blocks[piece.layers.start : piece.layers.stop], piece.layers, strict=True))
-    no_layers = range(piece.layers.start, piece.layers.start)
-    units = [StagePiece(range(layer, layer + 1), False, False) for layer in kinds.values()]
-    if piece.embedding:
-        units.append(StagePiece(no_layers, True, False))
-    if piece.head:
-        units.append(StagePiece(no_layers, False, True, piece.copy))
-    return units
