@@ -19,11 +19,11 @@ from dataclasses import field, replace
 from enum import StrEnum
 from functools import lru_cache
 from itertools import chain
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
-from stepcast.ir.types import ByIdentity, Size, dataclass, require, require_counts
+from stepcast.ir.types import ByIdentity, Key, Size, cached_property, dataclass, require, require_counts
 from stepcast.ir.work import GATHERS, Collective, Recorded, Work
 
 
@@ -182,11 +182,64 @@ class Block:
 
 Run = tuple[tuple[Layer, ...], int]
 """Layers of a unit, such as a transformer layer, and how often they follow one another."""
+NumberedRuns = tuple[tuple[int, int], ...]
+"""Runs of which only their equality matters: the number of each unit, and how often it follows itself."""
+Patterns = list[tuple[tuple[int, ...], int]]
+"""Blocks of numbered units, and their repeats."""
 FIRST, LAST = -2, -3
 """In place of the number of a micro-batch: the one whose forward runs first, which differs in its forward alone, and
 the one whose backward runs last, which differs in its weight gradients alone, whichever numbers a schedule gives them
 (GPipe turns its backward around, DualPipe begins at both ends)."""
-VariedBodies = tuple[tuple[int, tuple[Block, ...]], ...]
+
+
+class ChangedUnit(NamedTuple):
+    """Layers of a unit, one of which may be replaced by another."""
+
+    layers: tuple[Layer, ...]
+    place: int
+    changed: Layer | None  # in place of the layer at *place*; None where the unit is the usual one
+
+    def written_out(self) -> tuple[Layer, ...]:
+        if self.changed is None:
+            return self.layers
+        return (*self.layers[: self.place], self.changed, *self.layers[self.place + 1 :])
+
+
+class ChangedBlocks(Sequence[Block]):
+    """The blocks of a micro-batch whose units are the usual *runs* but for a layer of each: written out when they are
+    read, which a simulation does not. *usual*: the units of the usual micro-batch by their numbers.
+    """
+
+    def __init__(self, usual: NumberedRuns, runs: Sequence[tuple[ChangedUnit, int]]) -> None:
+        numbers: dict[tuple[int, int], int] = {}
+        self.units = [unit for unit, _ in runs]
+        own = tuple([(numbers.setdefault((id(unit[0]), id(unit[2])), n), c) for n, (unit, c) in enumerate(runs)])
+        self.patterns = _fold_changed(usual, own)
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        return tuple(_join_units([unit.written_out() for unit in self.units], self.patterns))
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        return self.blocks[index]
+
+    def __len__(self) -> int:
+        return len(self.patterns)
+
+    def __eq__(self, other: object) -> bool:
+        return self.blocks == (other.blocks if isinstance(other, ChangedBlocks) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.blocks)
+
+    def __repr__(self) -> str:
+        return repr(self.blocks)
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[Block, ...]]]:
+        return tuple, (self.blocks,)
+
+
+VariedBodies = tuple[tuple[int, Sequence[Block]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,26 +302,13 @@ def vary_blocks(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[
     for block in body:
         stop = start + len(block.layers) * block.repeat
         if any(start <= index < stop for index in changed):
-            layers = enumerate(unfold_blocks((block,)), start)
-            blocks += fold_like((block,), [((changed.get(index, layer),), 1) for index, layer in layers])
+            every = enumerate(unfold_blocks((block,)), start)
+            layers, length = tuple([changed.get(index, layer) for index, layer in every]), len(block.layers)
+            blocks += fold_units([layers[first : first + length] for first in range(0, len(layers), length)])
         else:
             blocks.append(block)
         start = stop
     return tuple(blocks)
-
-
-def fold_like(body: tuple[Block, ...], runs: Iterable[Run]) -> tuple[Block, ...]:
-    """Fold *runs*, which are the layers of *body* with some of them changed, within each of its blocks."""
-    parts: list[list[Run]] = [[] for _ in body]
-    places = [(own, len(block.layers) * block.repeat) for own, block in zip(parts, body, strict=True)]
-    for own, unit, count in pair_runs(places, [(unit, len(unit) * times) for unit, times in runs]):
-        own.append((unit, count // len(unit)))
-    for index, block in enumerate(body):
-        length = len(block.layers)
-        if len(parts[index][0][0]) < length:  # a pattern of several units
-            layers = tuple(chain.from_iterable([unit * times for unit, times in parts[index]]))
-            parts[index] = [(layers[start : start + length], 1) for start in range(0, len(layers), length)]
-    return tuple(chain.from_iterable(map(fold_runs, parts)))
 
 
 def pair_runs(
@@ -291,46 +331,66 @@ LONGEST_PATTERN = 12
 
 
 def fold_units(units: Iterable[tuple[Layer, ...]]) -> list[Block]:
-    """Fold units of the same layer objects into blocks."""
-    return fold_runs([(unit, 1) for unit in units])
+    """Fold units into blocks; units of the same layer objects are equal."""
+    return fold_runs([(intern_layers(unit), 1) for unit in units])
 
 
-def fold_runs(runs: Iterable[Run]) -> list[Block]:
-    """Fold units that are repeated into blocks: at each place the repeating pattern that covers most. Units of the same
-    layer objects are equal.
+def fold_runs(runs: Sequence[Run]) -> list[Block]:
+    """Fold units, of which equal ones are one object, into blocks: at each place the repeating pattern that covers
+    most.
     """
-    units: dict[tuple[int, ...], tuple[Layer, ...]] = {}
-    merged: list[tuple[tuple[int, ...], int]] = []
-    for unit, count in runs:
-        key = tuple(map(id, unit))
-        units[key] = unit
-        if merged and merged[-1][0] == key:
-            count += merged.pop()[1]
-        merged.append((key, count))
-    if len(units) == len(merged):
-        return [Block(_RUNS.intern(units[key], key), count) for key, count in merged]
-    numbers = {key: number for number, key in enumerate(units)}
-    blocks, kinds = [], list(units.values())
-    for pattern, times in _fold_numbers(tuple([(numbers[key], count) for key, count in merged])):
-        layers = tuple(chain.from_iterable([kinds[number] for number in pattern]))
-        blocks.append(Block(_RUNS.intern(layers, tuple(map(id, layers))), times))
-    return blocks
+    units = {id(unit): unit for unit, _ in runs}
+    if len(units) == len(runs):
+        return [Block(unit, count) for unit, count in runs]
+    kinds = list(units.values())
+    return _join_units(kinds, _fold_numbers(number_runs(runs)))
+
+
+def _join_units(units: Sequence[tuple[Layer, ...]], patterns: Patterns) -> list[Block]:
+    """Return the blocks of *units* that follow one another in *patterns* of their numbers."""
+    joined = [tuple(chain.from_iterable([units[number] for number in pattern])) for pattern, _ in patterns]
+    return [Block(intern_layers(layers), times) for layers, (_, times) in zip(joined, patterns, strict=True)]
+
+
+def intern_layers(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Return one object for the same *layers*."""
+    return _RUNS.intern(layers, tuple(map(id, layers)))
+
+
+def number_runs(runs: Iterable[tuple[object, int]]) -> NumberedRuns:
+    """Return *runs* of objects by numbers, the same one for the same object."""
+    numbers: dict[int, int] = {}
+    return tuple([(numbers.setdefault(id(unit), len(numbers)), count) for unit, count in runs])
 
 
 @lru_cache(maxsize=4096)
-def _fold_numbers(runs: tuple[tuple[int, int], ...]) -> list[tuple[tuple[int, ...], int]]:
-    """Return the repeating patterns that follow one another in *runs* of numbers, with their times."""
+def _fold_numbers(runs: NumberedRuns) -> Patterns:
+    """Return the repeating patterns that follow one another in *runs*, with their times."""
     keys = tuple([number for number, count in runs for _ in range(count)])
     return [(keys[start:end], times) for start, end, times in find_patterns(keys, LONGEST_PATTERN)]
 
 
-def find_patterns(keys: Sequence[int], longest: int, *, shortest: bool = False) -> Iterator[tuple[int, int, int]]:
+@lru_cache(maxsize=4096)
+def _fold_changed(usual: NumberedRuns, changed: NumberedRuns) -> Patterns:
+    """Return the patterns that follow one another in *changed* within each of those of the *usual* units."""
+    numbers = [number for number, count in changed for _ in range(count)]
+    folded, start = Patterns(), 0
+    for pattern, times in _fold_numbers(usual):
+        length = len(pattern)
+        units = [tuple(numbers[first : first + length]) for first in range(start, start + length * times, length)]
+        found = find_patterns(units, LONGEST_PATTERN)
+        folded += [(tuple(chain.from_iterable(units[first:last])), repeat) for first, last, repeat in found]
+        start += length * times
+    return folded
+
+
+def find_patterns(keys: Sequence[Key], longest: int, *, shortest: bool = False) -> Iterator[tuple[int, int, int]]:
     """Yield start, end and times of the patterns that follow one another in *keys*.
 
     At each place the one of at most *longest* keys that covers most; of equal ones, and with *shortest* of all that
     repeat, the shortest.
     """
-    following, last = [len(keys)] * len(keys), dict[int, int]()  # for each place the next one with the same key
+    following, last = [len(keys)] * len(keys), dict[Key, int]()  # for each place the next one with the same key
     for place in range(len(keys) - 1, -1, -1):
         following[place] = last.get(keys[place], len(keys))
         last[keys[place]] = place
@@ -458,7 +518,7 @@ def _with_layers(workload: Workload, change: Callable[[Layer], Layer], ends: boo
             layers[id(original)] = change(original)
         return layers[id(original)]
 
-    def change_body(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    def change_body(blocks: Sequence[Block]) -> tuple[Block, ...]:
         if id(blocks) not in bodies:
             bodies[id(blocks)] = tuple(Block(tuple(map(change_layer, block.layers)), block.repeat) for block in blocks)
         return bodies[id(blocks)]

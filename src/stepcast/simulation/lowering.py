@@ -7,7 +7,7 @@ same ``OpFeatures``; its costs are slots that seconds are put into later.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, groupby
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.layout import Channel, Group
 from stepcast.ir.types import ByIdentity, cached_property, dataclass
 from stepcast.ir.work import COMMUNICATING, Collective, Work, group_of
-from stepcast.ir.workload import Block, Layer, Op, Role, label_op
+from stepcast.ir.workload import Block, ChangedBlocks, ChangedUnit, Layer, Op, Role, label_op
 from stepcast.simulation.lanes import COMPUTE, PHASES_OF, STREAMS, Lanes
 from stepcast.simulation.schedule import SlotAction
 from stepcast.simulation.schedules import PairPart, merge_parts
@@ -154,9 +154,38 @@ _LAYER_OPS: ByIdentity[OpList] = ByIdentity(32768)
 
 def list_slot(blocks: Sequence[Block], action: SlotAction) -> SlotOps:
     """Return the ops of a slot of *blocks*; the same layers have one list."""
+    if type(blocks) is ChangedBlocks:
+        return _list_changed(blocks, action)
     ordered = blocks if action is SlotAction.FORWARD else blocks[::-1]
     lists = [_SLOT_OPS.of(block.layers, join_slot_ops, action) for block in ordered]
     return lists, tuple([block.repeat for block in ordered])
+
+
+def _list_changed(blocks: ChangedBlocks, action: SlotAction) -> SlotOps:
+    """Return the ops of a slot of *blocks*, made of those of the usual units."""
+    step = 1 if action is SlotAction.FORWARD else -1
+    units, patterns = [_list_unit(unit, action) for unit in blocks.units], blocks.patterns[::step]
+    lists = []
+    for pattern, _ in patterns:
+        own = [units[number] for number in pattern[::step]]
+        lists.append(_SLOT_OPS.get(own, partial(OpList.join, own)) if len(own) > 1 else own[0])
+    return lists, tuple([times for _, times in patterns])
+
+
+def _list_unit(unit: ChangedUnit, action: SlotAction) -> OpList:
+    """Return the ops of a unit, those of the layers behind the changed one as the usual unit has them. What comes
+    before it has no ops: the changed layer is the first of those that run.
+    """
+    layers, place, changed = unit
+    if changed is None:
+        return _SLOT_OPS.of(layers, join_slot_ops, action)
+
+    def make() -> OpList:
+        own = _LAYER_OPS.of(changed, _list_layer, action)
+        others = _SLOT_OPS.get((layers,), lambda: join_slot_ops(layers[place + 1 :], action), action, place)
+        return OpList.join((own, others) if action is SlotAction.FORWARD else (others, own))
+
+    return _SLOT_OPS.get((layers, changed), make, action)
 
 
 def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
