@@ -28,20 +28,7 @@ from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes, states_view
 from stepcast.ir.strategy import RecomputeKind, Strategy
 from stepcast.ir.types import ByIdentity, DType, cached_property, dataclass, replace
 from stepcast.ir.work import Elementwise
-from stepcast.ir.workload import (
-    FIRST,
-    LAST,
-    ChangedBlocks,
-    ChangedUnit,
-    Layer,
-    Op,
-    Phase,
-    Run,
-    VariedBodies,
-    number_runs,
-    pair_runs,
-)
-
+from stepcast.ir.workload import FIRST, LAST, ChangedBlocks, ChangedUnit, Layer, Op, Phase, Run, VariedBodies
 
 Result = TypeVar("Result")
 
@@ -274,6 +261,7 @@ class DataMaker:
             reduced: Ops = ()
             if not overlap.gradients:
                 reductions, reduced = [], _unfold(reversed(reductions))
+            gathers, reductions = [runs if any(ops for ops, _ in runs) else [] for runs in (gathers, reductions)]
             ending = epilogue(self.sizes, find_step_end(self.sizes, self.model, piece), reduced, gathered)
             self._once[piece] = OncePerStep(gathers, reductions, ending)
         return self._once[piece]
@@ -282,18 +270,14 @@ class DataMaker:
         """Return the bodies of the micro-batches that differ from the usual one, which has *runs* of the layers of
         *units*.
         """
-        usual, varied = number_runs(runs), list[tuple[int, ChangedBlocks]]()
+        varied: list[tuple[int, ChangedBlocks]] = []
         if self.sizes.plan.gathered is Gathered.ONCE:
             begun = map_neighbours(self._request_forward, units)
-            first = [
-                (ChangedUnit(layers, _find_first(layers), layer), count)
-                for layers, layer, count in pair_runs(runs, begun)
-            ]
-            varied.append((FIRST, ChangedBlocks(usual, first)))
-        for which, change, added in ((FIRST, _begin_forward, once.gathers), (LAST, _end_backward, once.reductions)):
-            if any([ops for ops, _ in added]):
-                changed = [(change(layers, ops), count) for layers, ops, count in pair_runs(runs, added)]
-                varied.append((which, ChangedBlocks(usual, changed)))
+            varied.append((FIRST, ChangedBlocks(runs, begun, _begin_with)))
+        if once.gathers:
+            varied.append((FIRST, ChangedBlocks(runs, once.gathers, _begin_forward)))
+        if once.reductions:
+            varied.append((LAST, ChangedBlocks(runs, once.reductions, _end_backward)))
         return tuple(varied)
 
     def _fill_buckets(self, units: Units, piece: StagePiece) -> list[tuple[tuple[Buckets, ...], int]]:
@@ -363,20 +347,20 @@ def _begin(layer: Layer, phase: Phase, copies: Ops, own: Ops, following: Ops, be
 
 def _begin_forward(layers: tuple[Layer, ...], ops: Ops) -> ChangedUnit:
     """Return the *layers* of a unit whose forward begins with the gathers *ops*."""
-    first = _find_first(layers)
-    return ChangedUnit(layers, first, _begin(layers[first], Phase.FORWARD, (), ops, (), True) if ops else None)
+    layer = layers[_find_first(layers)]
+    return _begin_with(layers, _begin(layer, Phase.FORWARD, (), ops, (), True) if ops else None)
+
+
+def _begin_with(layers: tuple[Layer, ...], layer: Layer | None) -> ChangedUnit:
+    """Return the *layers* of a unit with this *layer* as the first that has a forward."""
+    return ChangedUnit(layers, layer, _find_first(layers))
+
+
+def _end_backward(layers: tuple[Layer, ...], ops: Ops) -> ChangedUnit:
+    """Return the *layers* of a unit whose backward ends with *ops*."""
+    return ChangedUnit(layers, ending=ops)
 
 
 def _find_first(layers: tuple[Layer, ...]) -> int:
     """Return the first of *layers* with a forward: without norms before its halves, that of a block is empty."""
     return 0 if layers[0].forward else next((index for index, layer in enumerate(layers) if layer.forward), 0)
-
-
-def _end_backward(layers: tuple[Layer, ...], ops: Ops) -> ChangedUnit:
-    """Return the *layers* of a unit whose backward ends with *ops*."""
-    first = layers[0]
-
-    def make() -> Layer:
-        return replace(first, weight_gradient=first.weight_gradient + ops)
-
-    return ChangedUnit(layers, 0, LAYERS.get((first, ops), make) if ops else None)

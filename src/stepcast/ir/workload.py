@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
@@ -90,6 +90,7 @@ class OpPart(StrEnum):
 SINGLE_GPU = Layout()
 First = TypeVar("First")
 Second = TypeVar("Second")
+Added = TypeVar("Added")
 
 
 class Phase(StrEnum):
@@ -193,38 +194,55 @@ the one whose backward runs last, which differs in its weight gradients alone, w
 
 
 class ChangedUnit(NamedTuple):
-    """Layers of a unit, one of which may be replaced by another."""
+    """Layers of a unit whose forward begins with another layer, or whose backward ends with more ops."""
 
     layers: tuple[Layer, ...]
-    place: int
-    changed: Layer | None  # in place of the layer at *place*; None where the unit is the usual one
+    beginning: Layer | None = None  # in place of the layer at *place*, the first with a forward
+    place: int = 0
+    ending: tuple[Op, ...] = ()
 
     def written_out(self) -> tuple[Layer, ...]:
-        if self.changed is None:
-            return self.layers
-        return (*self.layers[: self.place], self.changed, *self.layers[self.place + 1 :])
+        layers, changed, place, ending = self
+        if ending:
+            first = layers[0]
+            make = partial(replace, first, weight_gradient=first.weight_gradient + ending)
+            changed = _ENDINGS.get((first, ending), make)
+        return layers if changed is None else (*layers[:place], changed, *layers[place + 1 :])
+
+
+_ENDINGS: ByIdentity[Layer] = ByIdentity(4 * 4096)
 
 
 class ChangedBlocks(Sequence[Block]):
-    """The blocks of a micro-batch whose units are the usual *runs* but for a layer of each: written out when they are
-    read, which a simulation does not. *usual*: the units of the usual micro-batch by their numbers.
+    """The blocks of a micro-batch whose units are the usual *runs* with something *added*, *change* says how: written
+    out when they are read, which a simulation does not.
     """
 
-    def __init__(self, usual: NumberedRuns, runs: Sequence[tuple[ChangedUnit, int]]) -> None:
-        numbers: dict[tuple[int, int], int] = {}
-        self.units = [unit for unit, _ in runs]
-        own = tuple([(numbers.setdefault((id(unit[0]), id(unit[2])), n), c) for n, (unit, c) in enumerate(runs)])
-        self.patterns = _fold_changed(usual, own)
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        added: Sequence[tuple[Added, int]],
+        change: Callable[[tuple[Layer, ...], Added], ChangedUnit],
+    ) -> None:
+        self._runs, self._added, self._change = runs, added, change
+
+    @cached_property
+    def folded(self) -> tuple[list[ChangedUnit], Patterns]:
+        """The units that differ, and the blocks of them."""
+        runs, added, change = self._runs, self._added, self._change
+        pairs, patterns = _fold_changed(number_runs(runs), number_runs(added))
+        return [change(runs[unit][0], added[place][0]) for unit, place in pairs], patterns
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        return tuple(_join_units([unit.written_out() for unit in self.units], self.patterns))
+        units, patterns = self.folded
+        return tuple(_join_units([unit.written_out() for unit in units], patterns))
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         return self.blocks[index]
 
     def __len__(self) -> int:
-        return len(self.patterns)
+        return len(self.blocks)
 
     def __eq__(self, other: object) -> bool:
         return self.blocks == (other.blocks if isinstance(other, ChangedBlocks) else other)
@@ -339,11 +357,10 @@ def fold_runs(runs: Sequence[Run]) -> list[Block]:
     """Fold units, of which equal ones are one object, into blocks: at each place the repeating pattern that covers
     most.
     """
-    units = {id(unit): unit for unit, _ in runs}
-    if len(units) == len(runs):
+    numbers = number_runs(runs)
+    if len({number for number, _ in numbers}) == len(runs):
         return [Block(unit, count) for unit, count in runs]
-    kinds = list(units.values())
-    return _join_units(kinds, _fold_numbers(number_runs(runs)))
+    return _join_units([unit for unit, _ in runs], _fold_numbers(numbers))
 
 
 def _join_units(units: Sequence[tuple[Layer, ...]], patterns: Patterns) -> list[Block]:
@@ -358,9 +375,9 @@ def intern_layers(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
 
 
 def number_runs(runs: Iterable[tuple[object, int]]) -> NumberedRuns:
-    """Return *runs* of objects by numbers, the same one for the same object."""
+    """Return *runs* of objects by numbers: that of the first run of the same object."""
     numbers: dict[int, int] = {}
-    return tuple([(numbers.setdefault(id(unit), len(numbers)), count) for unit, count in runs])
+    return tuple([(numbers.setdefault(id(unit), index), count) for index, (unit, count) in enumerate(runs)])
 
 
 @lru_cache(maxsize=4096)
@@ -371,9 +388,13 @@ def _fold_numbers(runs: NumberedRuns) -> Patterns:
 
 
 @lru_cache(maxsize=4096)
-def _fold_changed(usual: NumberedRuns, changed: NumberedRuns) -> Patterns:
-    """Return the patterns that follow one another in *changed* within each of those of the *usual* units."""
-    numbers = [number for number, count in changed for _ in range(count)]
+def _fold_changed(usual: NumberedRuns, added: NumberedRuns) -> tuple[list[tuple[int, int]], Patterns]:
+    """Return the different pairs of *usual* units and what is *added* to them, and the patterns of their numbers that
+    follow one another within each pattern of the usual units.
+    """
+    pairs: dict[tuple[int, int], int] = {}
+    runs = [(pairs.setdefault((unit, other), len(pairs)), count) for unit, other, count in pair_runs(usual, added)]
+    numbers = [number for number, count in runs for _ in range(count)]
     folded, start = Patterns(), 0
     for pattern, times in _fold_numbers(usual):
         length = len(pattern)
@@ -381,7 +402,7 @@ def _fold_changed(usual: NumberedRuns, changed: NumberedRuns) -> Patterns:
         found = find_patterns(units, LONGEST_PATTERN)
         folded += [(tuple(chain.from_iterable(units[first:last])), repeat) for first, last, repeat in found]
         start += length * times
-    return folded
+    return list(pairs), folded
 
 
 def find_patterns(keys: Sequence[Key], longest: int, *, shortest: bool = False) -> Iterator[tuple[int, int, int]]:

@@ -163,29 +163,32 @@ def list_slot(blocks: Sequence[Block], action: SlotAction) -> SlotOps:
 
 def _list_changed(blocks: ChangedBlocks, action: SlotAction) -> SlotOps:
     """Return the ops of a slot of *blocks*, made of those of the usual units."""
-    step = 1 if action is SlotAction.FORWARD else -1
-    units, patterns = [_list_unit(unit, action) for unit in blocks.units], blocks.patterns[::step]
+    changed, patterns = blocks.folded
+    units, step = [_list_unit(unit, action) for unit in changed], 1 if action is SlotAction.FORWARD else -1
     lists = []
-    for pattern, _ in patterns:
+    for pattern, _ in patterns[::step]:
         own = [units[number] for number in pattern[::step]]
         lists.append(_SLOT_OPS.get(own, partial(OpList.join, own)) if len(own) > 1 else own[0])
-    return lists, tuple([times for _, times in patterns])
+    return lists, tuple([times for _, times in patterns[::step]])
 
 
 def _list_unit(unit: ChangedUnit, action: SlotAction) -> OpList:
-    """Return the ops of a unit, those of the layers behind the changed one as the usual unit has them. What comes
-    before it has no ops: the changed layer is the first of those that run.
-    """
-    layers, place, changed = unit
-    if changed is None:
+    """Return the ops of a unit, those of the layers that are the usual ones as the usual unit has them."""
+    layers, beginning, place, ending = unit
+    if ending:
+
+        def make() -> OpList:
+            return OpList.join((_SLOT_OPS.of(layers, join_slot_ops, action), OpList.of_layer(layers[0], ending, True)))
+
+        return _SLOT_OPS.get((layers, ending), make, action)
+    if beginning is None:
         return _SLOT_OPS.of(layers, join_slot_ops, action)
 
-    def make() -> OpList:
-        own = _LAYER_OPS.of(changed, _list_layer, action)
+    def begin() -> OpList:  # no layer before this one has a forward
         others = _SLOT_OPS.get((layers,), lambda: join_slot_ops(layers[place + 1 :], action), action, place)
-        return OpList.join((own, others) if action is SlotAction.FORWARD else (others, own))
+        return OpList.join((_LAYER_OPS.of(beginning, _list_layer, action), others))
 
-    return _SLOT_OPS.get((layers, changed), make, action)
+    return _SLOT_OPS.get((layers, beginning), begin, action)
 
 
 def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
