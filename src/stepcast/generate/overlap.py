@@ -28,7 +28,7 @@ from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes, states_view
 from stepcast.ir.strategy import RecomputeKind, Strategy
 from stepcast.ir.types import ByIdentity, DType, cached_property, dataclass, replace
 from stepcast.ir.work import Elementwise
-from stepcast.ir.workload import FIRST, LAST, ChangedBlocks, ChangedUnit, Layer, Op, Phase, Run, VariedBodies
+from stepcast.ir.workload import FIRST, LAST, ChangedBlocks, ChangedUnit, Layer, NumberedRuns, Op, Phase, VariedBodies
 
 Result = TypeVar("Result")
 
@@ -117,8 +117,8 @@ class OncePerStep:
     begins or its last backward ends, if any overlaps with them, and what runs after all micro-batches.
     """
 
-    gathers: list[OpsRun]
-    reductions: list[OpsRun]
+    gathers: NumberedRuns[Ops] | None
+    reductions: NumberedRuns[Ops] | None
     epilogue: tuple[Layer, ...]
 
 
@@ -261,19 +261,18 @@ class DataMaker:
             reduced: Ops = ()
             if not overlap.gradients:
                 reductions, reduced = [], _unfold(reversed(reductions))
-            gathers, reductions = [runs if any(ops for ops, _ in runs) else [] for runs in (gathers, reductions)]
             ending = epilogue(self.sizes, find_step_end(self.sizes, self.model, piece), reduced, gathered)
-            self._once[piece] = OncePerStep(gathers, reductions, ending)
+            self._once[piece] = OncePerStep(_number_ops(gathers), _number_ops(reductions), ending)
         return self._once[piece]
 
-    def vary(self, runs: Sequence[Run], units: Units, once: OncePerStep) -> VariedBodies:
+    def vary(self, runs: NumberedRuns[tuple[Layer, ...]], units: Units, once: OncePerStep) -> VariedBodies:
         """Return the bodies of the micro-batches that differ from the usual one, which has *runs* of the layers of
         *units*.
         """
         varied: list[tuple[int, ChangedBlocks]] = []
         if self.sizes.plan.gathered is Gathered.ONCE:
             begun = map_neighbours(self._request_forward, units)
-            varied.append((FIRST, ChangedBlocks(runs, begun, _begin_with)))
+            varied.append((FIRST, ChangedBlocks(runs, NumberedRuns.of(begun), _begin_with)))
         if once.gathers:
             varied.append((FIRST, ChangedBlocks(runs, once.gathers, _begin_forward)))
         if once.reductions:
@@ -310,6 +309,10 @@ class DataMaker:
         overlaps, issued = self.sizes.strategy.overlap.parameters, issue_buckets(self.sizes, reversed(buckets))
         parts = [self.gather(f"parameters {number}", own, not overlaps, overlaps) for number, own in enumerate(issued)]
         return _intern(tuple(chain.from_iterable(parts)))
+
+
+def _number_ops(runs: Sequence[OpsRun]) -> NumberedRuns[Ops] | None:
+    return NumberedRuns.of(runs) if any(ops for ops, _ in runs) else None
 
 
 def _unfold(runs: Iterable[OpsRun]) -> Ops:

@@ -19,7 +19,7 @@ from dataclasses import field, replace
 from enum import StrEnum
 from functools import lru_cache, partial
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
@@ -183,14 +183,31 @@ class Block:
 
 Run = tuple[tuple[Layer, ...], int]
 """Layers of a unit, such as a transformer layer, and how often they follow one another."""
-NumberedRuns = tuple[tuple[int, int], ...]
-"""Runs of which only their equality matters: the number of each unit, and how often it follows itself."""
+Numbers = tuple[tuple[int, int], ...]
+"""Runs of which only their equality matters: the number of each value, and how often it follows itself."""
 Patterns = list[tuple[tuple[int, ...], int]]
 """Blocks of numbered units, and their repeats."""
 FIRST, LAST = -2, -3
 """In place of the number of a micro-batch: the one whose forward runs first, which differs in its forward alone, and
 the one whose backward runs last, which differs in its weight gradients alone, whichever numbers a schedule gives them
 (GPipe turns its backward around, DualPipe begins at both ends)."""
+
+
+class NumberedRuns(NamedTuple, Generic[First]):
+    """Values that follow one another, and runs of them by the place of the first that is the same object."""
+
+    values: list[First]
+    numbers: Numbers
+
+    @classmethod
+    def of(cls, runs: Iterable[tuple[First, int]]) -> "NumberedRuns[First]":
+        places: dict[int, int] = {}
+        values = []
+        numbers = []
+        for place, (value, count) in enumerate(runs):
+            values.append(value)
+            numbers.append((places.setdefault(id(value), place), count))
+        return cls(values, tuple(numbers))
 
 
 class ChangedUnit(NamedTuple):
@@ -214,29 +231,29 @@ _ENDINGS: ByIdentity[Layer] = ByIdentity(4 * 4096)
 
 
 class ChangedBlocks(Sequence[Block]):
-    """The blocks of a micro-batch whose units are the usual *runs* with something *added*, *change* says how: written
-    out when they are read, which a simulation does not.
+    """The blocks of a micro-batch whose units are the usual ones with something *added*, *change* says how: written out
+    when they are read, which a simulation does not.
     """
 
     def __init__(
         self,
-        runs: Sequence[Run],
-        added: Sequence[tuple[Added, int]],
+        usual: NumberedRuns[tuple[Layer, ...]],
+        added: NumberedRuns[Added],
         change: Callable[[tuple[Layer, ...], Added], ChangedUnit],
     ) -> None:
-        self._runs, self._added, self._change = runs, added, change
+        self._usual, self._added, self._change = usual, added, change
 
     @cached_property
     def folded(self) -> tuple[list[ChangedUnit], Patterns]:
         """The units that differ, and the blocks of them."""
-        runs, added, change = self._runs, self._added, self._change
-        pairs, patterns = _fold_changed(number_runs(runs), number_runs(added))
-        return [change(runs[unit][0], added[place][0]) for unit, place in pairs], patterns
+        units, added, change = self._usual.values, self._added.values, self._change
+        pairs, patterns = _fold_changed(self._usual.numbers, self._added.numbers)
+        return [change(units[unit], added[place]) for unit, place in pairs], patterns
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         units, patterns = self.folded
-        return tuple(_join_units([unit.written_out() for unit in units], patterns))
+        return tuple(_join_units([intern_layers(unit.written_out()) for unit in units], patterns))
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         return self.blocks[index]
@@ -350,23 +367,24 @@ LONGEST_PATTERN = 12
 
 def fold_units(units: Iterable[tuple[Layer, ...]]) -> list[Block]:
     """Fold units into blocks; units of the same layer objects are equal."""
-    return fold_runs([(intern_layers(unit), 1) for unit in units])
+    return fold_runs(NumberedRuns.of([(intern_layers(unit), 1) for unit in units]))
 
 
-def fold_runs(runs: Sequence[Run]) -> list[Block]:
-    """Fold units, of which equal ones are one object, into blocks: at each place the repeating pattern that covers
-    most.
-    """
-    numbers = number_runs(runs)
-    if len({number for number, _ in numbers}) == len(runs):
-        return [Block(unit, count) for unit, count in runs]
-    return _join_units([unit for unit, _ in runs], _fold_numbers(numbers))
+def fold_runs(runs: NumberedRuns[tuple[Layer, ...]]) -> list[Block]:
+    """Fold units into blocks: at each place the repeating pattern that covers most."""
+    return _join_units(runs.values, _fold_numbers(runs.numbers))
 
 
 def _join_units(units: Sequence[tuple[Layer, ...]], patterns: Patterns) -> list[Block]:
     """Return the blocks of *units* that follow one another in *patterns* of their numbers."""
-    joined = [tuple(chain.from_iterable([units[number] for number in pattern])) for pattern, _ in patterns]
-    return [Block(intern_layers(layers), times) for layers, (_, times) in zip(joined, patterns, strict=True)]
+    blocks = []
+    for pattern, times in patterns:
+        if len(pattern) == 1:
+            blocks.append(Block(units[pattern[0]], times))
+        else:
+            layers = tuple(chain.from_iterable([units[number] for number in pattern]))
+            blocks.append(Block(intern_layers(layers), times))
+    return blocks
 
 
 def intern_layers(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
@@ -374,21 +392,15 @@ def intern_layers(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     return _RUNS.intern(layers, tuple(map(id, layers)))
 
 
-def number_runs(runs: Iterable[tuple[object, int]]) -> NumberedRuns:
-    """Return *runs* of objects by numbers: that of the first run of the same object."""
-    numbers: dict[int, int] = {}
-    return tuple([(numbers.setdefault(id(unit), index), count) for index, (unit, count) in enumerate(runs)])
-
-
 @lru_cache(maxsize=4096)
-def _fold_numbers(runs: NumberedRuns) -> Patterns:
+def _fold_numbers(runs: Numbers) -> Patterns:
     """Return the repeating patterns that follow one another in *runs*, with their times."""
     keys = tuple([number for number, count in runs for _ in range(count)])
     return [(keys[start:end], times) for start, end, times in find_patterns(keys, LONGEST_PATTERN)]
 
 
 @lru_cache(maxsize=4096)
-def _fold_changed(usual: NumberedRuns, added: NumberedRuns) -> tuple[list[tuple[int, int]], Patterns]:
+def _fold_changed(usual: Numbers, added: Numbers) -> tuple[list[tuple[int, int]], Patterns]:
     """Return the different pairs of *usual* units and what is *added* to them, and the patterns of their numbers that
     follow one another within each pattern of the usual units.
     """

@@ -110,24 +110,23 @@ class OpList:
     @classmethod
     def of_layer(cls, layer: Layer, ops: Sequence[Op], backward: bool = False) -> "OpList":
         """Return the list of *ops* of *layer*."""
-        described, works = [], [op.work for op in ops]
-        name, is_captured, delays = layer.name, layer.captured, layer.process_s > 0
-        is_optimizer = layer.role is Role.OPTIMIZER
-        for op, work in zip(ops, works, strict=True):
+        described = []
+        name, *terms = layer.name, layer.captured, layer.role is Role.OPTIMIZER
+        works, delays = [op.work for op in ops], layer.process_s > 0
+        for op, work in zip(ops, works):  # noqa: B905  # both are made of *ops*
             kind = type(work)
             moves = kind in COMMUNICATING
             group, runs = (work.group, work.size_bytes > 0) if moves else (None, True)  # type: ignore[union-attr]
-            waits = (op.after, op.blocking, op.early, op.host_reads)
-            features = (name, op.name, group, runs, kind is Collective, *waits, is_captured, is_optimizer)
-            described.append((*features, moves and delays))
+            waits = op.after, op.blocking, op.early, op.host_reads
+            described.append((name, op.name, group, runs, kind is Collective, *waits, *terms, moves and delays))
         sequence = _intern_sequence(tuple(described))
-        return cls(sequence, works, [id(work) for work in works], len(works), (), layer, ops, backward)
+        return cls(sequence, works, list(map(id, works)), len(works), (), layer, ops, backward)
 
     @classmethod
     def join(cls, lists: Sequence["OpList"]) -> "OpList":
         """Return the ops of *lists* of layers, one after the other."""
-        works = [work for part in lists for work in part.works]
-        keys = [key for part in lists for key in part.keys]
+        works = list(chain.from_iterable([part.works for part in lists]))
+        keys = list(chain.from_iterable([part.keys for part in lists]))
         return cls(_join_sequences(tuple([part.sequence for part in lists])), works, keys, len(works), lists)
 
     @cached_property
