@@ -1,8 +1,9 @@
 """Data-parallel communication and activation offload: the layers and micro-batches that they overlap with."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain, groupby
+from typing import TypeVar
 
 from stepcast.generate.data import (
     Buckets,
@@ -25,9 +26,11 @@ from stepcast.ir.layout import HostWay
 from stepcast.ir.model import Model, StagePiece, trained_shard
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes, states_view
 from stepcast.ir.strategy import RecomputeKind, Strategy
-from stepcast.ir.types import ByIdentity, DType, dataclass, replace
+from stepcast.ir.types import ByIdentity, DType, cached_property, dataclass, replace
 from stepcast.ir.work import Elementwise
-from stepcast.ir.workload import FIRST, LAST, Block, Layer, Op, Phase, VariedBodies, fold_like, pair_runs
+from stepcast.ir.workload import FIRST, LAST, ChangedBlocks, ChangedUnit, Layer, NumberedRuns, Op, Phase, VariedBodies
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +89,11 @@ def offload_activations(units: Units) -> Units:
     return map_neighbours(move, units)
 
 
-def map_neighbours(function: Callable[[Unit | None, Unit, Unit | None], Unit], units: Units) -> Units:
+def map_neighbours(
+    function: Callable[[Unit | None, Unit, Unit | None], Result], units: Units
+) -> list[tuple[Result, int]]:
     """Return the results of *function* for each unit with those before and after it."""
-    results: Units = []
+    results: list[tuple[Result, int]] = []
     before = None
     followers = [*[unit for unit, _ in units[1:]], None]
     for (unit, count), after in zip(units, followers, strict=False):  # a stage may have no units
@@ -112,8 +117,8 @@ class OncePerStep:
     begins or its last backward ends, if any overlaps with them, and what runs after all micro-batches.
     """
 
-    gathers: list[OpsRun]
-    reductions: list[OpsRun]
+    gathers: NumberedRuns[Ops] | None
+    reductions: NumberedRuns[Ops] | None
     epilogue: tuple[Layer, ...]
 
 
@@ -131,39 +136,51 @@ class DataMaker:
 
     def gather_units(self, units: Units) -> Units:
         """ZeRO-3 and FSDP: gather parameters for the forward of each unit, and again for its backward where they
-        are freed in between. Overlapped, they are gathered while the unit before runs, so that only the first
-        wait is exposed.
+        are freed in between.
         """
-        sizes = self.sizes
-        # DeepSpeed of 2021 fetches a module's tensors when it begins, and then waits for the GPU (stage3.py,
-        # fetch_sub_module, _synchronize_communication); what it prefetches, 5e7 elements, holds no large weight.
-        ahead = sizes.strategy.overlap.parameters and not sizes.framework.listed_gathers
         # A recomputed layer is gathered for its second forward, as the first is.
-        late = sizes.framework.late_gathers and sizes.strategy.recompute.kind is not RecomputeKind.FULL
-        is_again = sizes.plan.gathered is Gathered.EACH_PASS
-
-        def request(phase: Phase, layer: Layer, earlier: Unit | None, unit: Unit, later: Unit | None) -> Layer:
-            """Return *layer*, with which *unit* begins a *phase* between the *earlier* unit and the *later* one: the
-            first of all asks for its own parameters and for those of the next one.
-            """
-            is_forward = phase is Phase.FORWARD
-            name, overlaps = ("forward", ahead) if is_forward else ("backward", ahead and not late)
-            begins = not overlaps or earlier is None
-            own = self.gather(f"{name} first" if overlaps and begins else name, Buckets(unit.held), not overlaps)
-            following: Ops = ()
-            if overlaps and later is not None and (is_forward or later.has_backward):
-                following = self.gather(name, Buckets(later.held), not overlaps)
-            return _begin(layer, phase, self.unpack(unit.held), own, following, begins)
+        late = self.sizes.framework.late_gathers and self.sizes.strategy.recompute.kind is not RecomputeKind.FULL
+        is_again = self.sizes.plan.gathered is Gathered.EACH_PASS
 
         def gather(before: Unit | None, unit: Unit, after: Unit | None) -> Unit:
             layers = list(unit.layers)
-            first = _find_first(unit.layers)
-            layers[first] = request(Phase.FORWARD, layers[first], before, unit, after)
+            layers[_find_first(unit.layers)] = self._request_forward(before, unit, after)
             if is_again and unit.has_backward:
-                layers[-1] = request(Phase.INPUT_GRADIENT, layers[-1], after, unit, before)
+                following = before if before and before.has_backward else None
+                layers[-1] = self._request(
+                    layers[-1], Phase.INPUT_GRADIENT, after is None, unit, following, self._gathers_ahead and not late
+                )
             return replace(unit, layers=tuple(layers))
 
         return map_neighbours(gather, units)
+
+    @cached_property
+    def _gathers_ahead(self) -> bool:
+        """Whether parameters are gathered while the unit before runs, so that only the first wait is exposed.
+
+        DeepSpeed of 2021 fetches a module's tensors when it begins, and then waits for the GPU (stage3.py,
+        fetch_sub_module, _synchronize_communication); what it prefetches, 5e7 elements, holds no large weight.
+        """
+        return self.sizes.strategy.overlap.parameters and not self.sizes.framework.listed_gathers
+
+    def _request_forward(self, before: Unit | None, unit: Unit, after: Unit | None) -> Layer:
+        """Return the first layer of *unit* that has a forward, which begins with the gathers."""
+        layer = unit.layers[_find_first(unit.layers)]
+        return self._request(layer, Phase.FORWARD, before is None, unit, after, self._gathers_ahead)
+
+    def _request(
+        self, layer: Layer, phase: Phase, is_first: bool, unit: Unit, following: Unit | None, overlaps: bool
+    ) -> Layer:
+        """Return *layer*, with which *unit* begins a *phase* before the unit *following* does: the first of all asks
+        for its own parameters and for those of the next one.
+        """
+        name = "forward" if phase is Phase.FORWARD else "backward"
+        begins = not overlaps or is_first
+        own = self.gather(f"{name} first" if overlaps and begins else name, Buckets(unit.held), not overlaps)
+        later: Ops = ()
+        if overlaps and following is not None:
+            later = self.gather(name, Buckets(following.held), False)
+        return _begin(layer, phase, self.unpack(unit.held), own, later, begins)
 
     def _gather(self, name: str, buckets: Buckets, blocking: bool, early: bool = False) -> Ops:
         ops = gather_ops(self.sizes, name, buckets, blocking)
@@ -172,7 +189,12 @@ class DataMaker:
     def reduce_units(self, units: Units) -> Units:
         """ZeRO 2 and 3, FSDP: reduce gradients with every micro-batch, when a unit's backward is done."""
         return [
-            (replace(unit, layers=_end_backward(unit.layers, self.reduce(self.buckets_of(unit.trained)))), count)
+            (
+                replace(
+                    unit, layers=_end_backward(unit.layers, self.reduce(self.buckets_of(unit.trained))).written_out()
+                ),
+                count,
+            )
             for unit, count in units
         ]
 
@@ -240,20 +262,22 @@ class DataMaker:
             if not overlap.gradients:
                 reductions, reduced = [], _unfold(reversed(reductions))
             ending = epilogue(self.sizes, find_step_end(self.sizes, self.model, piece), reduced, gathered)
-            self._once[piece] = OncePerStep(gathers, reductions, ending)
+            self._once[piece] = OncePerStep(_number_ops(gathers), _number_ops(reductions), ending)
         return self._once[piece]
 
-    def vary(self, body: tuple[Block, ...], units: Units, once: OncePerStep) -> VariedBodies:
-        """Return the bodies of the micro-batches that differ from *body*."""
-        varied = []
+    def vary(self, runs: NumberedRuns[tuple[Layer, ...]], units: Units, once: OncePerStep) -> VariedBodies:
+        """Return the bodies of the micro-batches that differ from the usual one, which has *runs* of the layers of
+        *units*.
+        """
+        varied: list[tuple[int, ChangedBlocks]] = []
         if self.sizes.plan.gathered is Gathered.ONCE:
-            varied.append((FIRST, [(unit.layers, count) for unit, count in self.gather_units(units)]))
-        for which, change, added in ((FIRST, _begin_forward, once.gathers), (LAST, _end_backward, once.reductions)):
-            if any(ops for ops, _ in added):
-                varied.append(
-                    (which, [(change(unit.layers, ops), count) for unit, ops, count in pair_runs(units, added)])
-                )
-        return tuple([(which, fold_like(body, changed)) for which, changed in varied])
+            begun = map_neighbours(self._request_forward, units)
+            varied.append((FIRST, ChangedBlocks(runs, NumberedRuns.of(begun), _begin_with)))
+        if once.gathers:
+            varied.append((FIRST, ChangedBlocks(runs, once.gathers, _begin_forward)))
+        if once.reductions:
+            varied.append((LAST, ChangedBlocks(runs, once.reductions, _end_backward)))
+        return tuple(varied)
 
     def _fill_buckets(self, units: Units, piece: StagePiece) -> list[tuple[tuple[Buckets, ...], int]]:
         """Return the buckets that each unit's backward completes, and with which its forward begins: its own, or those
@@ -285,6 +309,10 @@ class DataMaker:
         overlaps, issued = self.sizes.strategy.overlap.parameters, issue_buckets(self.sizes, reversed(buckets))
         parts = [self.gather(f"parameters {number}", own, not overlaps, overlaps) for number, own in enumerate(issued)]
         return _intern(tuple(chain.from_iterable(parts)))
+
+
+def _number_ops(runs: Sequence[OpsRun]) -> NumberedRuns[Ops] | None:
+    return NumberedRuns.of(runs) if any(ops for ops, _ in runs) else None
 
 
 def _unfold(runs: Iterable[OpsRun]) -> Ops:
@@ -320,23 +348,22 @@ def _begin(layer: Layer, phase: Phase, copies: Ops, own: Ops, following: Ops, be
     return LAYERS.get((layer, copies, own, following), make, phase, begins)
 
 
-def _begin_forward(layers: tuple[Layer, ...], ops: Ops) -> tuple[Layer, ...]:
+def _begin_forward(layers: tuple[Layer, ...], ops: Ops) -> ChangedUnit:
     """Return the *layers* of a unit whose forward begins with the gathers *ops*."""
-    if not ops:
-        return layers
-    first = _find_first(layers)
-    return (*layers[:first], _begin(layers[first], Phase.FORWARD, (), ops, (), True), *layers[first + 1 :])
+    layer = layers[_find_first(layers)]
+    return _begin_with(layers, _begin(layer, Phase.FORWARD, (), ops, (), True) if ops else None)
+
+
+def _begin_with(layers: tuple[Layer, ...], layer: Layer | None) -> ChangedUnit:
+    """Return the *layers* of a unit with this *layer* as the first that has a forward."""
+    return ChangedUnit(layers, layer, _find_first(layers))
+
+
+def _end_backward(layers: tuple[Layer, ...], ops: Ops) -> ChangedUnit:
+    """Return the *layers* of a unit whose backward ends with *ops*."""
+    return ChangedUnit(layers, ending=ops)
 
 
 def _find_first(layers: tuple[Layer, ...]) -> int:
     """Return the first of *layers* with a forward: without norms before its halves, that of a block is empty."""
-    return next((index for index, layer in enumerate(layers) if layer.forward), 0)
-
-
-def _end_backward(layers: tuple[Layer, ...], ops: Ops) -> tuple[Layer, ...]:
-    """Return the *layers* of a unit whose backward ends with *ops*."""
-    if not ops:
-        return layers
-    first = layers[0]
-    ending = LAYERS.get((first, ops), lambda: replace(first, weight_gradient=first.weight_gradient + ops))
-    return (ending, *layers[1:])
+    return 0 if layers[0].forward else next((index for index, layer in enumerate(layers) if layer.forward), 0)

@@ -17,13 +17,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
-from stepcast.ir.types import ByIdentity, Size, dataclass, require, require_counts
+from stepcast.ir.types import ByIdentity, Key, Size, cached_property, dataclass, require, require_counts
 from stepcast.ir.work import GATHERS, Collective, Recorded, Work
 
 
@@ -90,6 +90,7 @@ class OpPart(StrEnum):
 SINGLE_GPU = Layout()
 First = TypeVar("First")
 Second = TypeVar("Second")
+Added = TypeVar("Added")
 
 
 class Phase(StrEnum):
@@ -182,11 +183,98 @@ class Block:
 
 Run = tuple[tuple[Layer, ...], int]
 """Layers of a unit, such as a transformer layer, and how often they follow one another."""
+Numbers = tuple[tuple[int, int], ...]
+"""Runs of which only their equality matters: the number of each value, and how often it follows itself."""
+Patterns = list[tuple[tuple[int, ...], int]]
+"""Blocks of numbered units, and their repeats."""
 FIRST, LAST = -2, -3
 """In place of the number of a micro-batch: the one whose forward runs first, which differs in its forward alone, and
 the one whose backward runs last, which differs in its weight gradients alone, whichever numbers a schedule gives them
 (GPipe turns its backward around, DualPipe begins at both ends)."""
-VariedBodies = tuple[tuple[int, tuple[Block, ...]], ...]
+
+
+class NumberedRuns(NamedTuple, Generic[First]):
+    """Values that follow one another, and runs of them by the place of the first that is the same object."""
+
+    values: list[First]
+    numbers: Numbers
+
+    @classmethod
+    def of(cls, runs: Iterable[tuple[First, int]]) -> "NumberedRuns[First]":
+        places: dict[int, int] = {}
+        values = []
+        numbers = []
+        for place, (value, count) in enumerate(runs):
+            values.append(value)
+            numbers.append((places.setdefault(id(value), place), count))
+        return cls(values, tuple(numbers))
+
+
+class ChangedUnit(NamedTuple):
+    """Layers of a unit whose forward begins with another layer, or whose backward ends with more ops."""
+
+    layers: tuple[Layer, ...]
+    beginning: Layer | None = None  # in place of the layer at *place*, the first with a forward
+    place: int = 0
+    ending: tuple[Op, ...] = ()
+
+    def written_out(self) -> tuple[Layer, ...]:
+        layers, changed, place, ending = self
+        if ending:
+            first = layers[0]
+            make = partial(replace, first, weight_gradient=first.weight_gradient + ending)
+            changed = _ENDINGS.get((first, ending), make)
+        return layers if changed is None else (*layers[:place], changed, *layers[place + 1 :])
+
+
+_ENDINGS: ByIdentity[Layer] = ByIdentity(4 * 4096)
+
+
+class ChangedBlocks(Sequence[Block]):
+    """The blocks of a micro-batch whose units are the usual ones with something *added*, *change* says how: written out
+    when they are read, which a simulation does not.
+    """
+
+    def __init__(
+        self,
+        usual: NumberedRuns[tuple[Layer, ...]],
+        added: NumberedRuns[Added],
+        change: Callable[[tuple[Layer, ...], Added], ChangedUnit],
+    ) -> None:
+        self._usual, self._added, self._change = usual, added, change
+
+    @cached_property
+    def folded(self) -> tuple[list[ChangedUnit], Patterns]:
+        """The units that differ, and the blocks of them."""
+        units, added, change = self._usual.values, self._added.values, self._change
+        pairs, patterns = _fold_changed(self._usual.numbers, self._added.numbers)
+        return [change(units[unit], added[place]) for unit, place in pairs], patterns
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        units, patterns = self.folded
+        return tuple(_join_units([intern_layers(unit.written_out()) for unit in units], patterns))
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        return self.blocks[index]
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __eq__(self, other: object) -> bool:
+        return self.blocks == (other.blocks if isinstance(other, ChangedBlocks) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.blocks)
+
+    def __repr__(self) -> str:
+        return repr(self.blocks)
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[Block, ...]]]:
+        return tuple, (self.blocks,)
+
+
+VariedBodies = tuple[tuple[int, Sequence[Block]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,26 +337,13 @@ def vary_blocks(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[
     for block in body:
         stop = start + len(block.layers) * block.repeat
         if any(start <= index < stop for index in changed):
-            layers = enumerate(unfold_blocks((block,)), start)
-            blocks += fold_like((block,), [((changed.get(index, layer),), 1) for index, layer in layers])
+            every = enumerate(unfold_blocks((block,)), start)
+            layers, length = tuple([changed.get(index, layer) for index, layer in every]), len(block.layers)
+            blocks += fold_units([layers[first : first + length] for first in range(0, len(layers), length)])
         else:
             blocks.append(block)
         start = stop
     return tuple(blocks)
-
-
-def fold_like(body: tuple[Block, ...], runs: Iterable[Run]) -> tuple[Block, ...]:
-    """Fold *runs*, which are the layers of *body* with some of them changed, within each of its blocks."""
-    parts: list[list[Run]] = [[] for _ in body]
-    places = [(own, len(block.layers) * block.repeat) for own, block in zip(parts, body, strict=True)]
-    for own, unit, count in pair_runs(places, [(unit, len(unit) * times) for unit, times in runs]):
-        own.append((unit, count // len(unit)))
-    for index, block in enumerate(body):
-        length = len(block.layers)
-        if len(parts[index][0][0]) < length:  # a pattern of several units
-            layers = tuple(chain.from_iterable([unit * times for unit, times in parts[index]]))
-            parts[index] = [(layers[start : start + length], 1) for start in range(0, len(layers), length)]
-    return tuple(chain.from_iterable(map(fold_runs, parts)))
 
 
 def pair_runs(
@@ -291,46 +366,64 @@ LONGEST_PATTERN = 12
 
 
 def fold_units(units: Iterable[tuple[Layer, ...]]) -> list[Block]:
-    """Fold units of the same layer objects into blocks."""
-    return fold_runs([(unit, 1) for unit in units])
+    """Fold units into blocks; units of the same layer objects are equal."""
+    return fold_runs(NumberedRuns.of([(intern_layers(unit), 1) for unit in units]))
 
 
-def fold_runs(runs: Iterable[Run]) -> list[Block]:
-    """Fold units that are repeated into blocks: at each place the repeating pattern that covers most. Units of the same
-    layer objects are equal.
-    """
-    units: dict[tuple[int, ...], tuple[Layer, ...]] = {}
-    merged: list[tuple[tuple[int, ...], int]] = []
-    for unit, count in runs:
-        key = tuple(map(id, unit))
-        units[key] = unit
-        if merged and merged[-1][0] == key:
-            count += merged.pop()[1]
-        merged.append((key, count))
-    if len(units) == len(merged):
-        return [Block(_RUNS.intern(units[key], key), count) for key, count in merged]
-    numbers = {key: number for number, key in enumerate(units)}
-    blocks, kinds = [], list(units.values())
-    for pattern, times in _fold_numbers(tuple([(numbers[key], count) for key, count in merged])):
-        layers = tuple(chain.from_iterable([kinds[number] for number in pattern]))
-        blocks.append(Block(_RUNS.intern(layers, tuple(map(id, layers))), times))
+def fold_runs(runs: NumberedRuns[tuple[Layer, ...]]) -> list[Block]:
+    """Fold units into blocks: at each place the repeating pattern that covers most."""
+    return _join_units(runs.values, _fold_numbers(runs.numbers))
+
+
+def _join_units(units: Sequence[tuple[Layer, ...]], patterns: Patterns) -> list[Block]:
+    """Return the blocks of *units* that follow one another in *patterns* of their numbers."""
+    blocks = []
+    for pattern, times in patterns:
+        if len(pattern) == 1:
+            blocks.append(Block(units[pattern[0]], times))
+        else:
+            layers = tuple(chain.from_iterable([units[number] for number in pattern]))
+            blocks.append(Block(intern_layers(layers), times))
     return blocks
 
 
+def intern_layers(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Return one object for the same *layers*."""
+    return _RUNS.intern(layers, tuple(map(id, layers)))
+
+
 @lru_cache(maxsize=4096)
-def _fold_numbers(runs: tuple[tuple[int, int], ...]) -> list[tuple[tuple[int, ...], int]]:
-    """Return the repeating patterns that follow one another in *runs* of numbers, with their times."""
+def _fold_numbers(runs: Numbers) -> Patterns:
+    """Return the repeating patterns that follow one another in *runs*, with their times."""
     keys = tuple([number for number, count in runs for _ in range(count)])
     return [(keys[start:end], times) for start, end, times in find_patterns(keys, LONGEST_PATTERN)]
 
 
-def find_patterns(keys: Sequence[int], longest: int, *, shortest: bool = False) -> Iterator[tuple[int, int, int]]:
+@lru_cache(maxsize=4096)
+def _fold_changed(usual: Numbers, added: Numbers) -> tuple[list[tuple[int, int]], Patterns]:
+    """Return the different pairs of *usual* units and what is *added* to them, and the patterns of their numbers that
+    follow one another within each pattern of the usual units.
+    """
+    pairs: dict[tuple[int, int], int] = {}
+    runs = [(pairs.setdefault((unit, other), len(pairs)), count) for unit, other, count in pair_runs(usual, added)]
+    numbers = [number for number, count in runs for _ in range(count)]
+    folded, start = Patterns(), 0
+    for pattern, times in _fold_numbers(usual):
+        length = len(pattern)
+        units = [tuple(numbers[first : first + length]) for first in range(start, start + length * times, length)]
+        found = find_patterns(units, LONGEST_PATTERN)
+        folded += [(tuple(chain.from_iterable(units[first:last])), repeat) for first, last, repeat in found]
+        start += length * times
+    return list(pairs), folded
+
+
+def find_patterns(keys: Sequence[Key], longest: int, *, shortest: bool = False) -> Iterator[tuple[int, int, int]]:
     """Yield start, end and times of the patterns that follow one another in *keys*.
 
     At each place the one of at most *longest* keys that covers most; of equal ones, and with *shortest* of all that
     repeat, the shortest.
     """
-    following, last = [len(keys)] * len(keys), dict[int, int]()  # for each place the next one with the same key
+    following, last = [len(keys)] * len(keys), dict[Key, int]()  # for each place the next one with the same key
     for place in range(len(keys) - 1, -1, -1):
         following[place] = last.get(keys[place], len(keys))
         last[keys[place]] = place
@@ -458,7 +551,7 @@ def _with_layers(workload: Workload, change: Callable[[Layer], Layer], ends: boo
             layers[id(original)] = change(original)
         return layers[id(original)]
 
-    def change_body(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    def change_body(blocks: Sequence[Block]) -> tuple[Block, ...]:
         if id(blocks) not in bodies:
             bodies[id(blocks)] = tuple(Block(tuple(map(change_layer, block.layers)), block.repeat) for block in blocks)
         return bodies[id(blocks)]

@@ -1,6 +1,6 @@
 """The blocks of each chunk of a pipeline."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache
@@ -21,7 +21,7 @@ class Body(StrEnum):
     MODEL = "model"  # the whole model, to be split over the stages
 
 
-Blocks = tuple[Block, ...]
+Blocks = Sequence[Block]
 SlotKey = tuple[SlotAction, int]
 """The action of a slot, and its micro-batch if that runs other ops than the usual one."""
 

@@ -63,7 +63,7 @@ class Prices:
             seconds = [issue_s(entry.op.work, entry.backward) * entry.op.kernels for entry in layer.issued]
             return np.array(seconds, np.float64)
 
-        layers = [layer for ops in lists for layer in ops.lists]
+        layers = [layer for ops in lists for layer in ops.lists or (ops,)]
         return [_ISSUES.get((layer, issue_s), partial(price, layer)) for layer in layers]
 
     def spend_s(self, ops: OpList, works_s: FloatArray, factor: float) -> FloatArray:

@@ -7,7 +7,7 @@ same ``OpFeatures``; its costs are slots that seconds are put into later.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, groupby
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.layout import Channel, Group
 from stepcast.ir.types import ByIdentity, cached_property, dataclass
 from stepcast.ir.work import COMMUNICATING, Collective, CollectiveKind, Work, group_of
-from stepcast.ir.workload import Block, Layer, Op, Role, label_op
+from stepcast.ir.workload import Block, ChangedBlocks, ChangedUnit, Layer, Op, Role, label_op
 from stepcast.simulation.lanes import COMPUTE, PHASES_OF, STREAMS, Lanes
 from stepcast.simulation.schedule import SlotAction
 from stepcast.simulation.schedules import PairPart, merge_parts
@@ -111,25 +111,24 @@ class OpList:
     @classmethod
     def of_layer(cls, layer: Layer, ops: Sequence[Op], backward: bool = False) -> "OpList":
         """Return the list of *ops* of *layer*."""
-        described, works = [], [op.work for op in ops]
-        name, is_captured, delays = layer.name, layer.captured, layer.process_s > 0
-        is_optimizer = layer.role is Role.OPTIMIZER
-        for op, work in zip(ops, works, strict=True):
+        described = []
+        name, *terms = layer.name, layer.captured, layer.role is Role.OPTIMIZER
+        works, delays = [op.work for op in ops], layer.process_s > 0
+        for op, work in zip(ops, works):  # noqa: B905  # both are made of *ops*
             kind = type(work)
             moves = kind in COMMUNICATING
             group, runs = (work.group, work.size_bytes > 0) if moves else (None, True)  # type: ignore[union-attr]
             collective = work.kind if kind is Collective else None  # type: ignore[union-attr]
-            waits = (op.after, op.blocking, op.early, op.host_reads)
-            features = (name, op.name, group, runs, collective, *waits, is_captured, is_optimizer)
-            described.append((*features, moves and delays))
+            waits = op.after, op.blocking, op.early, op.host_reads
+            described.append((name, op.name, group, runs, collective, *waits, *terms, moves and delays))
         sequence = _intern_sequence(tuple(described))
-        return cls(sequence, works, [id(work) for work in works], len(works), (), layer, ops, backward)
+        return cls(sequence, works, list(map(id, works)), len(works), (), layer, ops, backward)
 
     @classmethod
     def join(cls, lists: Sequence["OpList"]) -> "OpList":
         """Return the ops of *lists* of layers, one after the other."""
-        works = [work for part in lists for work in part.works]
-        keys = [key for part in lists for key in part.keys]
+        works = list(chain.from_iterable([part.works for part in lists]))
+        keys = list(chain.from_iterable([part.keys for part in lists]))
         return cls(_join_sequences(tuple([part.sequence for part in lists])), works, keys, len(works), lists)
 
     @cached_property
@@ -156,9 +155,41 @@ _LAYER_OPS: ByIdentity[OpList] = ByIdentity(32768)
 
 def list_slot(blocks: Sequence[Block], action: SlotAction) -> SlotOps:
     """Return the ops of a slot of *blocks*; the same layers have one list."""
+    if type(blocks) is ChangedBlocks:
+        return _list_changed(blocks, action)
     ordered = blocks if action is SlotAction.FORWARD else blocks[::-1]
     lists = [_SLOT_OPS.of(block.layers, join_slot_ops, action) for block in ordered]
     return lists, tuple([block.repeat for block in ordered])
+
+
+def _list_changed(blocks: ChangedBlocks, action: SlotAction) -> SlotOps:
+    """Return the ops of a slot of *blocks*, made of those of the usual units."""
+    changed, patterns = blocks.folded
+    units, step = [_list_unit(unit, action) for unit in changed], 1 if action is SlotAction.FORWARD else -1
+    lists = []
+    for pattern, _ in patterns[::step]:
+        own = [units[number] for number in pattern[::step]]
+        lists.append(_SLOT_OPS.get(own, partial(OpList.join, own)) if len(own) > 1 else own[0])
+    return lists, tuple([times for _, times in patterns[::step]])
+
+
+def _list_unit(unit: ChangedUnit, action: SlotAction) -> OpList:
+    """Return the ops of a unit, those of the layers that are the usual ones as the usual unit has them."""
+    layers, beginning, place, ending = unit
+    if ending:
+
+        def make() -> OpList:
+            return OpList.join((_SLOT_OPS.of(layers, join_slot_ops, action), OpList.of_layer(layers[0], ending, True)))
+
+        return _SLOT_OPS.get((layers, ending), make, action)
+    if beginning is None:
+        return _SLOT_OPS.of(layers, join_slot_ops, action)
+
+    def begin() -> OpList:  # no layer before this one has a forward
+        others = _SLOT_OPS.get((layers,), lambda: join_slot_ops(layers[place + 1 :], action), action, place)
+        return OpList.join((_LAYER_OPS.of(beginning, _list_layer, action), others))
+
+    return _SLOT_OPS.get((layers, beginning), begin, action)
 
 
 def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:

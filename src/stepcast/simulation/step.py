@@ -424,21 +424,32 @@ def _list_once(
 def _list_stage_once(parts: Sequence[Stage], is_end: bool, factor: float) -> _OnceOps:
     """The prologue's forward comes first; its backward, in reverse, and the epilogue come last."""
     before = [lowering.OpList.of_layer(layer, layer.forward) for part in parts for layer in part.prologue]
-    last: list[tuple[Layer, tuple[Op, ...]]] = []
-    for part in parts:
-        last += [(layer, layer.input_gradient + layer.weight_gradient) for layer in reversed(part.prologue)]
-        last += [(layer, layer.all_ops) for layer in part.epilogue]
     after: list[list[lowering.OpList]] = [[]]
     meetings: list[Channel] = []
-    for layer, every in last:
-        ops = every if is_end else [op for op in every if group_of(op.work) is not Group.EMBEDDING]
-        groups = [op.work.group if isinstance(op.work, Collective) else None for op in ops]
-        cuts = [place for place, group in enumerate(groups) if group in ACROSS_STAGES]
-        first, *others = [
-            lowering.OpList.of_layer(layer, ops[start:stop]) for start, stop in pairwise((0, *cuts, len(ops)))
-        ]
-        after[-1].append(first)
-        after += [[part] for part in others]
-        meetings += [groups[place] for place in cuts]  # type: ignore[misc]
-    lists = [lowering.OpList.join(own) if own else NO_OPS for own in (before, *after)]
+    for part in parts:
+        ends = [_cut_ops(layer, layer.input_gradient + layer.weight_gradient, is_end) for layer in part.prologue[::-1]]
+        for (first, *others), met in (*ends, *[_CUTS.of(layer, _cut_layer, is_end) for layer in part.epilogue]):
+            after[-1].append(first)
+            after += [[part] for part in others]
+            meetings += met
+    lists = [own[0] if len(own) == 1 else lowering.OpList.join(own) if own else NO_OPS for own in (before, *after)]
     return _OnceOps((*lists, NO_OPS), tuple(meetings), factor)
+
+
+_CutOps = tuple[list[lowering.OpList], list[Channel]]
+"""Ops of a layer cut where stages meet, and the groups for which they do."""
+_CUTS: ByIdentity[_CutOps] = ByIdentity(8192)
+
+
+def _cut_layer(layer: Layer, is_end: bool) -> _CutOps:
+    return _cut_ops(layer, layer.all_ops, is_end)
+
+
+def _cut_ops(layer: Layer, ops: Sequence[Op], is_end: bool) -> _CutOps:
+    """Return *ops* of a stage, which *is_end* or has no part in what the ends of the model exchange."""
+    if not is_end:
+        ops = [op for op in ops if group_of(op.work) is not Group.EMBEDDING]
+    groups = [op.work.group if isinstance(op.work, Collective) else None for op in ops]
+    cuts = [place for place, group in enumerate(groups) if group in ACROSS_STAGES]
+    lists = [lowering.OpList.of_layer(layer, ops[start:stop]) for start, stop in pairwise((0, *cuts, len(ops)))]
+    return lists, [groups[place] for place in cuts]  # type: ignore[misc]
