@@ -237,6 +237,7 @@ class SlotTable:
     kind_frame: IntArray  # and of its frame among *frames*
     kind_order: IntArray  # rises with what the calls before and after it are
     codes: list[Slots]
+    chunk: IntArray  # slots of a call x codes: the chunk of each, that of the first where there is no second
     frames: list[wiring.CallFrame]
     channels: list[ChannelCall]
     channel_counts: list[int]  # the calls of each rank of channels
@@ -260,17 +261,23 @@ class SlotTable:
 
     def _find_groups(self, same: "SameCalls") -> tuple[list[tuple[wiring.CallFrame, int]], list[SlotCall], IntArray]:
         places, count, chunks = np.array(same.places, np.int64), max(same.places) + 1, self.schedule.chunks
-        chunk = np.array([(slots[0].chunk, slots[-1].chunk) if slots else (0, 0) for slots in self.codes], np.int64)
-        first, last = places[self.kind_stage * chunks + chunk.T[:, self.kind_code]]
-        _, where, groups = distinct((self.kind_order * count + first) * count + last)
+        order = self.kind_order
+        for own in places[self.kind_stage * chunks + self.chunk[:, self.kind_code]]:
+            order = order * count + own
+        _, where, groups = distinct(order)
         calls: dict[tuple[int, int], int] = {}
         runs: dict[Hashable, int] = {}
+        known: dict[Hashable, Hashable] = {}
         first_calls, which = [], []
         columns = [part[where].tolist() for part in (self.kind_stage, self.kind_code, self.kind_frame)]
         for stage, code, frame in zip(*columns, strict=True):
-            slots = self.codes[code]
-            key = tuple([(same.places[stage * chunks + slot.chunk], same.find(stage, slot)) for slot in slots])
-            run = runs.setdefault(key, len(runs))
+            slots, key = self.codes[code], []
+            for slot in slots:
+                own = same.places[stage * chunks + slot.chunk], slot.kind, slot[2:]
+                if own not in known:
+                    known[own] = own[0], same.find(stage, slot)
+                key.append(known[own])
+            run = runs.setdefault(tuple(key), len(runs))
             if run == len(first_calls):
                 first_calls.append(SlotCall(stage, slots, self.frames[frame]))
             which.append(calls.setdefault((frame, run), len(calls)))
@@ -360,12 +367,14 @@ SIGNALS = tuple(wiring.MessageSignal)
 
 def _number_passages(schedule: Schedule) -> IntArray:
     """Return for each stage, action and chunk 1 + the number of its passage."""
-    near, stage = schedule.neighbours, np.repeat(np.arange(schedule.stages), schedule.chunks)
-    comes, goes = np.where(near < 0, 0, np.where(near // schedule.chunks == stage, 1, 2)).reshape(
-        2, -1, schedule.chunks
-    )
-    backward = 3 * goes + comes
-    return np.stack([1 + 3 * comes + goes, 10 + backward, 19 + backward, np.full_like(comes, 28)], axis=1).reshape(-1)
+    near = schedule.neighbours.reshape(2, schedule.stages, schedule.chunks)
+    is_local = near // schedule.chunks == np.arange(schedule.stages)[:, None]
+    comes, goes = np.where(is_local, 1, np.where(near < 0, 0, 2))
+    passages = np.full((schedule.stages, len(SlotAction), schedule.chunks), 28)
+    passages[:, 0] = 1 + 3 * comes + goes
+    passages[:, 1] = 10 + 3 * goes + comes
+    passages[:, 2] = 9 + passages[:, 1]
+    return passages.reshape(-1)
 
 
 class _TableBuilder:
@@ -386,13 +395,16 @@ class _TableBuilder:
         """
         self.schedule, self.mode, self.codes, self.stage, self.near = schedule, mode, codes, stage, near
         self.kind, self.batches, chunks = kind, batches, schedule.chunks
-        slots = [[slot.kind * chunks + slot.chunk for slot in own] + [-1] * (2 - len(own)) for own in codes]
+        width = 2 if schedule.has_pairs else 1
+        slots = [[slot.kind * chunks + slot.chunk for slot in own] + [-1] * (width - len(own)) for own in codes]
         slot = np.array(slots, np.int64)
-        self.chunk = slot.T % chunks
-        # One number for the passages of a call: the first is followed by the second, 0 is none.
-        places = stage[:, None] * (len(SlotAction) * chunks) + slot[near]
-        passages = np.where(slot[near] < 0, 0, _number_passages(schedule).take(places, mode="clip"))
-        own = passages[..., 0] * (1 + len(PASSAGES)) + passages[..., 1]
+        self.chunk = np.maximum(np.where(slot.T < 0, slot[:, 0], slot.T), 0) % chunks
+        passages = _number_passages(schedule).take(
+            stage[:, None] * (len(SlotAction) * chunks) + slot[near], mode="clip"
+        )
+        passages[slot[near] < 0] = 0
+        # One number for the passages of a call: the last comes first, 0 is none.
+        own = passages[..., 0] if width == 1 else passages[..., 1] * (1 + len(PASSAGES)) + passages[..., 0]
         first, self.frame = distinct_rows(own)
         contexts = [list(map(_list_passages, numbers)) for numbers in own[:, first].T.tolist()]
         self.frames = [
@@ -401,7 +413,7 @@ class _TableBuilder:
         self.places = schedule.stages * chunks
         self.ways = np.concatenate([np.arange(self.places)[None], schedule.neighbours])
         self.size = (1 if mode is wiring.Send.EAGER else 3) * 2 * self.places * schedule.micro_batches
-        # The calls and outputs that give signals; those that nobody gives come last.
+        # The calls and outputs that give signals; at the end those that nobody gives.
         self.signals = np.full((2, self.size + schedule.micro_batches + 1), -1, np.int64)
         self.channels: list[ChannelCall] = []
         self.channel_counts: list[int] = []
@@ -415,14 +427,14 @@ class _TableBuilder:
             self.signals[0][index], self.signals[1][index] = calls, outputs
         self.signals[:, self.size :] = -1
         wires = zip_longest(*[map(_list_wire, frame.wires) for frame in self.frames], fillvalue=NOWHERE)
-        ports, waits = [self.find_signals(entries)[0] for entries in wires], self.add_channels()
-        # What the calls of slots wait for, then what those of channels do; nothing where they have no such input.
-        index = np.full((len(self.kind), max(len(ports), min(len(waits), 2))), self.size)
-        for port, own in enumerate(ports):
-            index[: len(own), port] = own
-        index[len(calls) :, :2] = waits[:, : index.shape[1]]
+        ports = [self.find_signals(entries)[0] for entries in wires]
+        if self.mode is wiring.Send.RENDEZVOUS:
+            ports = self.add_channels(ports)
+        index = np.stack(ports, axis=1) if ports else np.zeros((len(calls), 0), np.int64)
         ends = (self.stage == 0) + 2 * (self.stage == self.schedule.stages - 1)
-        _, order = distinct_rows([ends, self.near[0], *self.near[:0:-1]])
+        order = ends * len(self.codes) + self.near[0]
+        if len(self.near) > 1:
+            _, order = distinct_rows([order, *self.near[:0:-1]])
         return SlotTable(
             schedule=self.schedule,
             counts=counts,
@@ -435,6 +447,7 @@ class _TableBuilder:
             kind_frame=self.frame,
             kind_order=order,
             codes=self.codes,
+            chunk=self.chunk,
             frames=self.frames,
             channels=self.channels,
             channel_counts=self.channel_counts,
@@ -454,13 +467,13 @@ class _TableBuilder:
         moved = (2 * move + slot).take(self.kind) + np.arange(0, self.batches.size, 2)
         return first.take(self.kind) + self.batches.take(moved, mode="wrap"), output.take(self.kind)
 
-    def add_channels(self) -> IntArray:
-        """Add every message of a rendezvous between two stages as a call of its own, in the order of its sender. Return
-        the signals that these calls wait for.
+    def add_channels(self, ports: list[IntArray]) -> list[IntArray]:
+        """Add every message between two stages as a call of its own, in the order of its sender. Return the signals of
+        the inputs of all calls; *ports* has those of the calls of slots.
         """
         schedule, step = self.schedule, self.size // 3
         between: dict[tuple[int, int, int], list[tuple[ChunkPlace, ChunkPlace]]] = {}
-        for chunk in range(schedule.chunks) if self.mode is wiring.Send.RENDEZVOUS else ():
+        for chunk in range(schedule.chunks):
             for stage in range(schedule.stages):
                 place = ChunkPlace(stage, chunk)
                 for direction, find in enumerate((schedule.following, schedule.previous)):
@@ -482,14 +495,19 @@ class _TableBuilder:
             self.channel_counts.append(len(rows[0]))
             self.rank_names.append(f"{('activations', 'gradients')[direction]} {sender} to {receiver}")
         ready, posted, arrived, kind, batch = np.concatenate(ranks, axis=1)
-        self.signals[:, arrived] = np.arange(len(self.kind), len(self.kind) + len(kind)), np.zeros_like(kind)
+        calls = len(self.kind)
+        self.signals[:, arrived] = np.arange(calls, calls + len(kind)), np.zeros_like(kind)
         self.kind = np.concatenate([self.kind, kind])
         self.batches = np.concatenate([self.batches, np.stack([batch, np.full_like(batch, -1)], axis=1)])
-        return np.stack([ready, posted], axis=1)
+        nowhere = np.full(len(self.kind), self.size)
+        return [
+            np.concatenate([nowhere[:calls] if own is None else own, nowhere[calls:] if other is None else other])
+            for own, other in zip_longest(ports, [ready, posted] if between else [])
+        ]
 
 
 def _list_passages(number: int) -> tuple[wiring.Passage, ...]:
-    return tuple([PASSAGES[passage - 1] for passage in divmod(number, 1 + len(PASSAGES)) if passage])
+    return tuple([PASSAGES[passage - 1] for passage in reversed(divmod(number, 1 + len(PASSAGES))) if passage])
 
 
 def _list_given(frame: wiring.CallFrame) -> list[tuple[int, ...]]:
@@ -547,20 +565,18 @@ def pipeline_program(
     build = partial(build_template, schedule, mode, same_as, *templates)
     template = _TEMPLATES.get(parts, build, mode, same_as, len(before))
     groups = template.group_calls(same_calls or SameCalls(tuple(range(schedule.stages * schedule.chunks))))
-    rounds, count = [*before, *after], len(lanes)
+    own, count = [round_.segments for round_ in (*before, *after)], len(lanes)
     bases = [segment_of(run.stage, run.slots) if run.slots else EMPTY for run in groups.runs]
-    segments: dict[Segment, int] = {}
-    numbers = []
+    every = []
     for frame, run in groups.slots:
         _, chain, lists, repeats = bases[run]
-        segment = Segment("", _frame_chain(chain, frame, messages, count), lists, repeats)
-        numbers.append(segments.setdefault(segment, len(segments)))
-    for number, stage in groups.rounds:
-        numbers.append(segments.setdefault(rounds[number].segments[stage], len(segments)))
+        every.append(Segment("", _frame_chain(chain, frame, messages, count), lists, repeats))
+    every += [own[number][stage] for number, stage in groups.rounds]
     for channel in template.slots.channels:
         op = TimedOp("message", messages.cost, messages.send_lanes[channel.kind is SlotAction.BACKWARD], inputs=(0, 1))
-        segment = Segment.of("message", (op,), lanes=count, inputs=2, outputs=(0,))
-        numbers.append(segments.setdefault(segment, len(segments)))
+        every.append(Segment.of("message", (op,), lanes=count, inputs=2, outputs=(0,)))
+    segments: dict[Segment, int] = {}
+    numbers = [segments.setdefault(segment, len(segments)) for segment in every]
     return Program(lanes, tuple(segments), template, np.array(numbers, np.int64)[groups.which])
 
 

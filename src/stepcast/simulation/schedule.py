@@ -104,7 +104,7 @@ class Schedule:
     @cached_property
     def actions(self) -> frozenset[SlotAction]:
         """The actions of its slots."""
-        return frozenset([action for action in SlotAction if (self.slots[:, 0] == action).any()])
+        return frozenset(map(SlotAction, np.flatnonzero(np.bincount(self.slots[:, 0])).tolist()))
 
     @cached_property
     def has_pairs(self) -> bool:
@@ -132,7 +132,7 @@ class Schedule:
 
     @cached_property
     def neighbours(self) -> IntArray:
-        """For each place, chunk by chunk of each stage: the place before it in the model, and the one after it; or -1."""
+        """The place before each in the model and the one after it, or -1; places chunk by chunk of each stage."""
         number = np.arange(self.stages * self.chunks).reshape(self.stages, self.chunks)
         ways = [
             own if self.placement is PiecePlacement.LOOP or not chunk else own[::-1]
