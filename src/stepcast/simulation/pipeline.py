@@ -7,17 +7,18 @@ schedule alone: it is a ``PipelineTemplate``, built once with array operations a
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from functools import lru_cache, partial
+from itertools import product, zip_longest
+from typing import NamedTuple
 
 import numpy as np
 
-from stepcast.ir.arrays import BoolArray, IntArray, distinct, distinct_rows
-from stepcast.ir.types import cached_property, dataclass
+from stepcast.ir.arrays import IntArray, distinct, distinct_rows
+from stepcast.ir.types import ByIdentity, cached_property, dataclass
 from stepcast.simulation import messages as wiring
 from stepcast.simulation.program import CallTable, Program
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
-from stepcast.simulation.segments import Chain, ProgramError, Segment, TimedOp, intern_chain
+from stepcast.simulation.segments import Chain, Piece, ProgramError, Segment, TimedOp, intern_chain
 
 
 class RoundTemplate(NamedTuple):
@@ -70,26 +71,21 @@ class ChannelCall(NamedTuple):
     target: ChunkPlace
 
 
-PipelineCall: TypeAlias = SlotCall | RoundCall | ChannelCall
-
-
 @dataclass(frozen=True, eq=False)
 class PipelineTemplate(CallTable):
-    """The calls of a pipeline without their segments: ``kinds`` describes the segment of each number."""
+    """The calls of a pipeline without their segments, whose numbers are those of the kinds of its slots, of the calls
+    of its rounds and of its channels.
+    """
 
-    kinds: tuple[PipelineCall, ...] = ()  # those of slots first
-    slot_frames: IntArray | None = None  # equal for the kinds of slots with the same slots and frame
-    chunks: int = 1
-    rounds: tuple[RoundTemplate, ...] = ()  # those before the slots, then those after them
+    # Always given; fields that follow optional ones need a default.
+    slots: "SlotTable" = None  # type: ignore[assignment]
+    rounds: "RoundTable" = None  # type: ignore[assignment]
 
     @property
     def segment_names(self) -> tuple[str, ...]:
-        def name(kind: PipelineCall) -> str:
-            if isinstance(kind, SlotCall):
-                return "+".join(f"{slot.kind.letter}.{slot.chunk}" for slot in kind.slots) or "messages"
-            return "message" if isinstance(kind, ChannelCall) else ""
-
-        return tuple(map(name, self.kinds))
+        kinds = ["+".join([f"{slot.kind.letter}.{slot.chunk}" for slot in call.slots]) for call in self.slots.kinds]
+        names = [name or "messages" for name in kinds]
+        return (*names, *("" for _ in self.rounds.calls), *("message" for _ in self.slots.channels))
 
     @cached_property
     def _groups(self) -> dict[object, "CallGroups"]:
@@ -98,53 +94,23 @@ class PipelineTemplate(CallTable):
     def group_calls(self, same: "SameCalls") -> "CallGroups":
         """Return the kinds of calls that run something different."""
         key = (same.places, same.turns, same.variants)
-        if key not in self._groups:
-            self._groups[key] = self._find_groups(same)
-        return self._groups[key]
-
-    def _find_groups(self, same: "SameCalls") -> "CallGroups":
-        frames = self.slot_frames
-        assert frames is not None
-        places, count = np.array(same.places, np.int64), max(same.places) + 1
-        every = self.kinds[: len(frames)]
-        ends = [(kind.slots[0].chunk, kind.slots[-1].chunk) if kind.slots else (0, 0) for kind in every]  # type: ignore[union-attr]
-        first, last = np.array([kind.stage for kind in every]) * self.chunks + np.array(ends, np.int64).reshape(-1, 2).T  # type: ignore[union-attr]
-        _, where, groups = distinct((frames * count + places[first]) * count + places[last])
-        kinds: list[tuple[PipelineCall, int]] = []
-        runs: dict[Hashable, SlotCall] = {}
-        numbers: dict[Hashable, int] = {}
-        which = []
-
-        def number(call: PipelineCall, key: Hashable, run: int = -1) -> int:
-            """Return the number of what the calls of *key* run."""
-            if key not in numbers:
-                numbers[key] = len(kinds)
-                kinds.append((call, run))
-            return numbers[key]
-
-        for index in where.tolist():
-            call = every[index]
-            assert isinstance(call, SlotCall)
-            own = call.stage * self.chunks
-            run = tuple([(same.places[own + slot.chunk], same.find(call.stage, slot)) for slot in call.slots])
-            runs.setdefault(run, call)
-            which.append(number(call, (call.frame, run), list(runs).index(run)))
-        waits = [dict(template.waits) for template in self.rounds]
-        others = []
-        for kind in self.kinds[len(frames) :]:
-            key: Hashable = kind
-            if isinstance(kind, RoundCall) and same.turns:
-                key = (kind.number, same.turns[kind.stage], len(waits[kind.number].get(kind.stage, ())))
-            others.append(number(kind, key))
-        return CallGroups(kinds, list(runs.values()), np.array([*np.array(which)[groups].tolist(), *others], np.int64))
+        groups = self._groups.get(key)
+        if groups is None:
+            calls, runs, which = self.slots.group(same)
+            rounds, others = self.rounds.group(same.turns)
+            channels = len(calls) + len(rounds) + np.arange(len(self.slots.channels))
+            groups = CallGroups(calls, runs, rounds, np.concatenate([which, len(calls) + others, channels]))
+            self._groups[key] = groups
+        return groups
 
 
 class CallGroups(NamedTuple):
-    """The kinds of calls of a pipeline that run something different."""
+    """The kinds of calls of a pipeline that run something different: those of slots, of rounds, then the channels."""
 
-    kinds: list[tuple[PipelineCall, int]]  # with the number of what they run among *runs*
+    slots: list[tuple[wiring.CallFrame, int]]  # with the number of what they run among *runs*
     runs: list[SlotCall]  # one of the calls that run the same slots of the same chunks
-    which: IntArray  # for each kind of the template its number among *kinds*
+    rounds: list[RoundCall]
+    which: IntArray  # for each kind of the template its number
 
 
 @lru_cache(maxsize=512)
@@ -156,241 +122,411 @@ def build_template(
     after: tuple[RoundTemplate, ...],
 ) -> PipelineTemplate:
     """Build the calls of *schedule*; *representatives* has for each micro-batch the one it runs the same as."""
-    builder = _TemplateBuilder(schedule, mode, before, after)
-    builder.add_stages(representatives or (wiring.DEFAULT_MICRO_BATCH,) * schedule.micro_batches)
-    builder.give_signals()
-    if mode is wiring.Send.RENDEZVOUS:
-        builder.add_channels()
-    return builder.build()
+    return lay_rounds(schedule.stages, before, after).join(find_calls(schedule, mode, representatives))
 
 
-class _SlotCalls(NamedTuple):
-    """The calls of the slots of all stages, stage by stage. The kinds of a stage follow one another."""
+_TEMPLATES: ByIdentity[PipelineTemplate] = ByIdentity(1024)
 
-    stage: IntArray
-    kind: IntArray
-    batches: IntArray  # calls x 2: the micro-batches of the slots; that of the first again where there is one
-    is_used: BoolArray  # calls x 2: whether there is such a slot
+
+@dataclass(frozen=True, eq=False)
+class RoundTable:
+    """The calls of all rounds."""
+
+    calls: list[RoundCall]
+    stage: IntArray  # of each call
+    is_after: IntArray  # 1 for calls that come after the slots of their stage, 0 for those before them
+    place: IntArray  # the number of calls of its stage that come before it on the same side of the slots
+    sources: IntArray  # calls x inputs: the call that gives the input, or -1
+    counts: IntArray  # 2 x stages: the calls before the slots of each stage and after them
+
+    @cached_property
+    def _groups(self) -> dict[tuple[int, ...], tuple[list[RoundCall], IntArray]]:
+        return {}
+
+    def group(self, turns: tuple[int, ...]) -> tuple[list[RoundCall], IntArray]:
+        """Return one of the calls of each round that run the same, as stages of the same turn do that wait for as many
+        others, and the number of that of each call.
+        """
+        if turns not in self._groups:
+            kinds: dict[tuple[int, int, int], RoundCall] = {}
+            turn_of, waits = turns or range(self.counts.shape[1]), (self.sources >= 0).sum(1).tolist()
+            keys = [(call.number, turn_of[call.stage], count) for call, count in zip(self.calls, waits, strict=True)]
+            for key, call in zip(keys, self.calls, strict=True):
+                kinds.setdefault(key, call)
+            number = {key: index for index, key in enumerate(kinds)}
+            self._groups[turns] = list(kinds.values()), np.array([number[key] for key in keys], np.int64)
+        return self._groups[turns]
+
+    def join(self, slots: "SlotTable") -> PipelineTemplate:
+        """Return the calls of *slots* on each stage between those of the rounds, then those of the channels."""
+        first, last = self.counts
+        ends = np.cumsum(slots.counts + first + last)
+        starts = ends - slots.counts - last  # of the slots
+        shift = starts - np.cumsum(slots.counts) + slots.counts
+        calls, own = len(slots.kind), int(slots.counts.sum())
+        numbers = np.arange(len(self.calls), len(self.calls) + calls + 1)  # channels follow all stages
+        numbers[:own] = np.arange(own) + np.repeat(shift, slots.counts)
+        numbers[calls] = -1
+        placed = numbers[:calls]
+        before, after = (starts - first)[self.stage], (starts + slots.counts)[self.stage]
+        turns = np.where(self.is_after, after, before) + self.place
+        total, kinds, inputs = calls + len(self.calls), len(slots.kind_stage), slots.source_call.shape[1]
+        segment = np.empty(total, np.int64)
+        segment[placed] = slots.kind
+        segment[placed[own:]] += len(self.calls)
+        segment[turns] = np.arange(kinds, kinds + len(self.calls))
+        source_call, source_port = np.full((2, total, max(inputs, self.sources.shape[1])), -1, np.int64)
+        source_call[placed, :inputs] = numbers.take(slots.source_call)
+        source_port[placed, :inputs] = slots.source_port
+        if self.calls:
+            met = self.sources.shape[1]
+            source_call[turns, :met] = np.where(self.sources < 0, -1, turns[self.sources])
+            source_port[turns, :met] = np.minimum(self.sources, 0)
+        labels = np.full((total, 2), -1, np.int64)
+        labels[placed] = slots.batches
+        return PipelineTemplate(
+            rank_start=np.concatenate([[0], ends, ends[-1] + np.cumsum(slots.channel_counts, dtype=np.int64)]),
+            segment=segment,
+            source_call=source_call,
+            source_port=source_port,
+            rank_names=slots.rank_names,
+            micro_batches=labels,
+            slots=slots,
+            rounds=self,
+        )
+
+
+@lru_cache(maxsize=512)
+def lay_rounds(stages: int, before: tuple[RoundTemplate, ...], after: tuple[RoundTemplate, ...]) -> RoundTable:
+    """Return the calls of rounds *before* the slots and *after* them."""
+    rounds = (*before, *after)
+    calls = [RoundCall(number, stage) for number, template in enumerate(rounds) for stage in template.stages]
+    index: dict[tuple[int, int], int] = {call: place for place, call in enumerate(calls)}
+    counts = [0] * stages, [0] * stages
+    is_after, place = [call.number >= len(before) for call in calls], []
+    for call, side in zip(calls, is_after, strict=True):
+        place.append(counts[side][call.stage])
+        counts[side][call.stage] += 1
+    most = max([0, *[len(others) for template in rounds for _, others in template.waits]])
+    sources = np.full((len(calls), most), -1, np.int64)
+    for number, template in enumerate(rounds):
+        awaited = number if template.in_turn else number - 1
+        for stage, others in template.waits:
+            for port, other in enumerate(others):
+                if (awaited, other) not in index:
+                    raise ProgramError(
+                        f"stage {stage} waits for stage {other}, which takes no part in the round before"
+                    )
+                sources[index[number, stage], port] = index[awaited, other]
+    columns = [np.array(column, np.int64) for column in ([call.stage for call in calls], is_after, place)]
+    return RoundTable(calls, *columns, sources, np.array(counts, np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class SlotTable:
+    """The calls of the slots of all stages, stage by stage, then those of the channels between stages."""
+
+    schedule: Schedule
+    counts: IntArray  # the calls of each stage
+    kind: IntArray  # of each call: those of a stage follow one another, then those of channels
+    batches: IntArray  # calls x 2: the micro-batches of the slots, -1 where there is no such slot
+    source_call: IntArray  # calls x inputs, as in a ``CallTable``
+    source_port: IntArray
     kind_stage: IntArray
-    framed: list[tuple[Slots, wiring.CallFrame]]
-    frame_of_kind: IntArray  # the number of each kind among *framed*
+    kind_code: IntArray  # of each kind of slots the number of its slots among *codes*
+    kind_frame: IntArray  # and of its frame among *frames*
+    kind_order: IntArray  # rises with what the calls before and after it are
+    codes: list[Slots]
+    chunk: IntArray  # slots of a call x codes: the chunk of each, that of the first where there is no second
+    frames: list[wiring.CallFrame]
+    channels: list[ChannelCall]
+    channel_counts: list[int]  # the calls of each rank of channels
+    rank_names: tuple[str, ...]
+
+    @property
+    def kinds(self) -> list[SlotCall]:
+        parts = zip(self.kind_stage.tolist(), self.kind_code.tolist(), self.kind_frame.tolist(), strict=True)
+        return [SlotCall(stage, self.codes[code], self.frames[frame]) for stage, code, frame in parts]
+
+    @cached_property
+    def _groups(self) -> dict[object, tuple[list[tuple[wiring.CallFrame, int]], list[SlotCall], IntArray]]:
+        return {}
+
+    def group(self, same: "SameCalls") -> tuple[list[tuple[wiring.CallFrame, int]], list[SlotCall], IntArray]:
+        """Return the kinds of calls that run something different, as ``CallGroups`` has them."""
+        key = (same.places, same.variants)
+        if key not in self._groups:
+            self._groups[key] = self._find_groups(same)
+        return self._groups[key]
+
+    def _find_groups(self, same: "SameCalls") -> tuple[list[tuple[wiring.CallFrame, int]], list[SlotCall], IntArray]:
+        places, count, chunks = np.array(same.places, np.int64), max(same.places) + 1, self.schedule.chunks
+        order = self.kind_order
+        for own in places[self.kind_stage * chunks + self.chunk[:, self.kind_code]]:
+            order = order * count + own
+        _, where, groups = distinct(order)
+        calls: dict[tuple[int, int], int] = {}
+        runs: dict[Hashable, int] = {}
+        known: dict[Hashable, Hashable] = {}
+        first_calls, which = [], []
+        columns = [part[where].tolist() for part in (self.kind_stage, self.kind_code, self.kind_frame)]
+        for stage, code, frame in zip(*columns, strict=True):
+            slots, key = self.codes[code], []
+            for slot in slots:
+                own = same.places[stage * chunks + slot.chunk], slot.kind, slot[2:]
+                if own not in known:
+                    known[own] = own[0], same.find(stage, slot)
+                key.append(known[own])
+            run = runs.setdefault(tuple(key), len(runs))
+            if run == len(first_calls):
+                first_calls.append(SlotCall(stage, slots, self.frames[frame]))
+            which.append(calls.setdefault((frame, run), len(calls)))
+        kinds = [(self.frames[frame], run) for frame, run in calls]
+        return kinds, first_calls, np.array(which, np.int64)[groups]
 
 
 @lru_cache(maxsize=256)
-def _find_calls(schedule: Schedule, mode: wiring.Send, representatives: tuple[int, ...]) -> _SlotCalls:
+def find_calls(schedule: Schedule, mode: wiring.Send, representatives: tuple[int, ...]) -> SlotTable:
     """Return the calls of all slots. Blocking messages add an empty call at each end of a stage, in which the first
     receive is posted and the last send passes.
     """
-    slots, stage, code, batches = _number_slots(schedule, np.array(representatives, np.int64))
-    before = after = np.zeros_like(code)
+    codes, stage, code, batches = _number_slots(schedule, representatives)
     if mode is wiring.Send.BLOCKING:
         ends = np.searchsorted(stage, np.arange(schedule.stages + 1))
         # Where one stage ends and the next begins, its own end comes first.
         bounds = np.concatenate([ends[1:], ends[:-1]])
-        batches = np.insert(batches, bounds, batches[np.concatenate([ends[1:] - 1, ends[:-1]])], axis=0)
-        code = np.insert(code, bounds, 0)
+        batches, code = np.insert(batches, bounds, -1, axis=0), np.insert(code, bounds, 0)
         stage = np.insert(stage, bounds, np.tile(np.arange(schedule.stages), 2))
+    near = [code]
     if mode is not wiring.Send.EAGER:
-        last = np.append(stage[1:] != stage[:-1], True)
-        after = np.where(last, 0, np.roll(code, -1))
-        before = np.where(np.roll(last, 1), 0, np.roll(code, 1))
-    _, first, kind = distinct(((stage * len(slots) + before) * len(slots) + code) * len(slots) + after)
-    is_used = np.array([(len(part) > 0, len(part) > 1) for part in slots]).take(code, 0)
-    kind_stage, codes = stage[first], [code[first], before[first], after[first]]
-    # Messages pass all stages between the first and the last in the same way.
-    ends = (kind_stage == 0) + 2 * (kind_stage == schedule.stages - 1)
-    kinds_of_frames, frame_of_kind = distinct_rows([ends, *codes])
-    framed = []
-    for place, *near_codes in zip(*[part[kinds_of_frames].tolist() for part in (kind_stage, *codes)], strict=True):
-        near = [slots[number] for number in near_codes]
-        parts = [tuple([wiring.find_passage(schedule, place, slot) for slot in part]) for part in near]
-        framed.append((near[0], wiring.frame_template(mode, wiring.CallContext(*parts))))
-    return _SlotCalls(stage, kind, batches, is_used, kind_stage, framed, frame_of_kind)
+        is_last = np.append(stage[1:] != stage[:-1], True)
+        after = np.where(is_last, 0, np.roll(code, -1))
+        near += [after, np.where(np.roll(is_last, 1), 0, np.roll(code, 1))]
+    number = stage
+    for part in (*near[2:], *near[:2]):
+        number = number * len(codes) + part
+    _, first, kind = distinct(number)
+    kinds = np.stack([part[first] for part in near])
+    builder = _TableBuilder(schedule, mode, codes, stage[first], kinds, kind, batches)
+    return builder.build(np.bincount(stage, minlength=schedule.stages))
 
 
-def _number_slots(schedule: Schedule, representative: IntArray) -> tuple[list[Slots], IntArray, IntArray, IntArray]:
-    """Return the kinds of calls of any stage (the empty one first), and for each call its stage, its kind and its
-    micro-batches.
+def _number_slots(
+    schedule: Schedule, representatives: tuple[int, ...]
+) -> tuple[list[Slots], IntArray, IntArray, IntArray]:
+    """Return the slots of calls of any stage (nothing comes first), and for each call its stage, the number of its
+    slots, and its micro-batches, -1 where it has no second slot.
     """
     action, batch, chunk, with_next = np.ascontiguousarray(schedule.slots.T)
-    stage = np.repeat(np.arange(schedule.stages), schedule.counts)
-    what = (stage * len(SlotAction) + action) * schedule.chunks + chunk
-    first, last = np.zeros(len(action), bool), np.zeros(len(action), bool)
-    first[distinct(what).first] = True
-    # Weight gradients are complete after the last whole backward or the last weight half, whichever is later.
-    ending = np.where(action == SlotAction.WEIGHT, SlotAction.BACKWARD, action)
-    ends = (stage * len(SlotAction) + ending) * schedule.chunks + chunk
-    last[len(action) - 1 - distinct(ends[::-1]).first] = True
-    different, _, which = distinct(representative - wiring.DEFAULT_MICRO_BATCH)
-    slot = 1 + (((action * schedule.chunks + chunk) * 2 + first) * 2 + last) * len(different) + which[batch]
-    second = np.concatenate([[False], with_next[:-1] > 0])
-    starts = np.flatnonzero(~second)
-    paired = with_next[starts] > 0
-    partner = np.where(paired, starts + 1, starts)
-    batches = np.stack([batch[starts], batch[partner]], axis=1)
-    number = slot[starts]
-    if paired.any():
-        number = number * (slot.max() + 1) + np.where(paired, slot[partner], 0)
-    _, where, code = distinct(number)
+    index, stage = np.arange(len(action)), np.repeat(np.arange(schedule.stages), schedule.counts)
+    slot = action * schedule.chunks + chunk
+    own = stage * (len(SlotAction) * schedule.chunks) + slot
+    number, place = 4 * slot, np.full(schedule.stages * len(SlotAction) * schedule.chunks, -1, np.int64)
+    place[own[::-1]] = index[::-1]
+    number[place[place >= 0]] += 2  # the first of its action and chunk
+    if SlotAction.WEIGHT in schedule.actions:
+        # Weight gradients are complete after the last whole backward or the last weight half, whichever is later.
+        place[:] = -1
+        own = np.where(
+            action == SlotAction.WEIGHT, own - (SlotAction.WEIGHT - SlotAction.BACKWARD) * schedule.chunks, own
+        )
+    place[own] = index
+    number[place[place >= 0]] += 1  # the last one
+    different = sorted({*representatives}) or [wiring.DEFAULT_MICRO_BATCH]
+    if len(different) > 1:
+        number = number * len(different) + np.searchsorted(different, representatives)[batch]
+    second, most = np.full_like(batch, -1), 0
+    if schedule.has_pairs:
+        most = int(number.max()) + 2
+        starts = np.flatnonzero(np.concatenate([[True], with_next[:-1] == 0]))
+        paired = with_next[starts] > 0
+        partner = np.where(paired, starts + 1, starts)
+        second = np.where(paired, batch[partner], -1)
+        number = number[starts] * most + np.where(paired, 1 + number[partner], 0)
+        batch, stage = batch[starts], stage[starts]
+    values, _, code = distinct(number)
 
-    def describe(i: int) -> wiring.SlotKind:
-        actions = SlotAction(action[i]), int(chunk[i])
-        return wiring.SlotKind(*actions, bool(first[i]), bool(last[i]), int(representative[batch[i]]))
+    def describe(value: int) -> wiring.SlotKind:
+        value, representative = divmod(value, len(different))
+        value, ends = divmod(value, 4)
+        kind, chunk = divmod(value, schedule.chunks)
+        return wiring.SlotKind(ACTIONS[kind], chunk, ends >= 2, ends % 2 > 0, different[representative])
 
-    pairs = [range(start, start + 1 + int(with_next[start])) for start in starts[where].tolist()]
-    kinds: list[Slots] = [(), *[tuple([describe(i) for i in pair]) for pair in pairs]]
-    return kinds, stage[starts], code + 1, batches
+    pairs = [divmod(value, most) if most else (value, 0) for value in values.tolist()]
+    codes: list[Slots] = [(), *[(describe(own), *([describe(other - 1)] if other else [])) for own, other in pairs]]
+    return codes, stage, code + 1, np.stack([batch, second], axis=1)
 
 
-class _TemplateBuilder:
-    """Lays the calls of all ranks out and binds their inputs to the calls that give the signals."""
+ACTIONS = tuple(SlotAction)
+PASSAGES = [
+    wiring.Passage(action, *ways) for action in SlotAction for ways in product((None, wiring.LOCAL, 1.0), repeat=2)
+]
+NOWHERE = -1, 0, 0, 0, 0, 0
+SIGNALS = tuple(wiring.MessageSignal)
+
+
+def _number_passages(schedule: Schedule) -> IntArray:
+    """Return for each stage, action and chunk 1 + the number of its passage."""
+    near = schedule.neighbours.reshape(2, schedule.stages, schedule.chunks)
+    is_local = near // schedule.chunks == np.arange(schedule.stages)[:, None]
+    comes, goes = np.where(is_local, 1, np.where(near < 0, 0, 2))
+    passages = np.full((schedule.stages, len(SlotAction), schedule.chunks), 28)
+    passages[:, 0] = 1 + 3 * comes + goes
+    passages[:, 1] = 10 + 3 * goes + comes
+    passages[:, 2] = 9 + passages[:, 1]
+    return passages.reshape(-1)
+
+
+class _TableBuilder:
+    """Binds the inputs of the calls of slots to the calls that give the signals."""
 
     def __init__(
-        self, schedule: Schedule, mode: wiring.Send, before: tuple[RoundTemplate, ...], after: tuple[RoundTemplate, ...]
+        self,
+        schedule: Schedule,
+        mode: wiring.Send,
+        codes: list[Slots],
+        stage: IntArray,
+        near: IntArray,
+        kind: IntArray,
+        batches: IntArray,
     ) -> None:
-        self.schedule, self.mode, self.before, self.after = schedule, mode, before, after
-        places = [ChunkPlace(stage, chunk) for stage in range(schedule.stages) for chunk in range(schedule.chunks)]
-        sources = [schedule.previous(place) for place in places], [schedule.following(place) for place in places]
-        # Direction x places: where a message comes from. A message goes where those of the other direction come from.
-        self.source = np.array(
-            [[-1 if place is None else self.number_place(place) for place in part] for part in sources], np.int64
+        """*stage*: that of each kind; *near*: their slots, and those of the calls after and before them, by their
+        number among *codes*; *kind*: that of each call.
+        """
+        self.schedule, self.mode, self.codes, self.stage, self.near = schedule, mode, codes, stage, near
+        self.kind, self.batches, chunks = kind, batches, schedule.chunks
+        width = 2 if schedule.has_pairs else 1
+        slots = [[slot.kind * chunks + slot.chunk for slot in own] + [-1] * (width - len(own)) for own in codes]
+        slot = np.array(slots, np.int64)
+        self.chunk = np.maximum(np.where(slot.T < 0, slot[:, 0], slot.T), 0) % chunks
+        passages = _number_passages(schedule).take(
+            stage[:, None] * (len(SlotAction) * chunks) + slot[near], mode="clip"
         )
-        size = (2, len(places), schedule.micro_batches)
-        self.signals = {
-            signal: (np.full(size, -1, np.int64), np.full(size, -1, np.int64)) for signal in wiring.MessageSignal
-        }
-        self.bindings: list[tuple[IntArray, int, IntArray, IntArray]] = []
-        """Calls, their input, and the calls and outputs that it waits for."""
-
-    def number_place(self, place: ChunkPlace) -> int:
-        return place.stage * self.schedule.chunks + place.chunk
-
-    def add_stages(self, representatives: tuple[int, ...]) -> None:
-        """Add the calls of every stage: those of its slots, between those of the rounds."""
-        calls = self.slot_calls = _find_calls(self.schedule, self.mode, representatives)
-        framed, frame_of_kind = calls.framed, calls.frame_of_kind
-        pairs = zip(calls.kind_stage.tolist(), frame_of_kind.tolist(), strict=True)
-        slot_kinds = [SlotCall(stage, *framed[number]) for stage, number in pairs]
-        rounds = [
-            RoundCall(number, stage)
-            for number, template in enumerate((*self.before, *self.after))
-            for stage in template.stages
+        passages[slot[near] < 0] = 0
+        # One number for the passages of a call: the last comes first, 0 is none.
+        own = passages[..., 0] if width == 1 else passages[..., 1] * (1 + len(PASSAGES)) + passages[..., 0]
+        first, self.frame = distinct_rows(own)
+        contexts = [list(map(_list_passages, numbers)) for numbers in own[:, first].T.tolist()]
+        self.frames = [
+            wiring.frame_template(mode, wiring.CallContext(context[0], *context[:0:-1])) for context in contexts
         ]
-        self.kinds: list[PipelineCall] = [*slot_kinds, *rounds]
-        kinds = np.concatenate([calls.kind, np.arange(len(slot_kinds), len(self.kinds))])
-        labels = np.concatenate([np.where(calls.is_used, calls.batches, -1), np.full((len(rounds), 2), -1)])
-        # On each stage the rounds before the slots, the slots, the rounds after them.
-        turns = [3 * call.stage + 2 * (call.number >= len(self.before)) for call in rounds]
-        turn = np.concatenate([3 * calls.stage + 1, np.array(turns, np.int64)])
-        order = np.argsort(turn, kind="stable")
-        self.calls, self.segment, self.labels = len(order), [kinds[order]], [labels.take(order, 0)]
-        self.rank_start = np.searchsorted(turn[order], 3 * np.arange(self.schedule.stages + 1)).tolist()
-        self.rank_names = [f"stage {stage}" for stage in range(self.schedule.stages)]
-        numbers = np.argsort(order, kind="stable")
-        self.slot_numbers = numbers[: len(calls.kind)]
-        self.round_calls = dict(zip(rounds, numbers[len(calls.kind) :].tolist(), strict=True))
-        frames = {frame: number for number, frame in enumerate(dict.fromkeys([frame for _, frame in framed]))}
-        frame_of_call = np.array([frames[frame] for _, frame in framed], np.int64)[frame_of_kind[calls.kind]]
-        self.members = [(frame, np.flatnonzero(frame_of_call == number)) for frame, number in frames.items()]
-        chunks = [(slots[0].chunk, slots[-1].chunk) if slots else (0, 0) for slots, _ in framed]
-        chunk = np.array(chunks, np.int64).take(frame_of_kind[calls.kind], 0)
-        self.places = calls.stage[:, None] * self.schedule.chunks + chunk
+        self.places = schedule.stages * chunks
+        self.ways = np.concatenate([np.arange(self.places)[None], schedule.neighbours])
+        self.size = (1 if mode is wiring.Send.EAGER else 3) * 2 * self.places * schedule.micro_batches
+        # The calls and outputs that give signals; at the end those that nobody gives.
+        self.signals = np.full((2, self.size + schedule.micro_batches + 1), -1, np.int64)
+        self.channels: list[ChannelCall] = []
+        self.channel_counts: list[int] = []
+        self.rank_names = [f"stage {stage}" for stage in range(schedule.stages)]
 
-    def give_signals(self) -> None:
-        """Note which outputs of the calls of slots give which signals."""
-        for frame, members in self.members:
-            given = [
-                (wiring.MessageSignal.READY, frame.context.own, frame.ready, members),
-                (wiring.MessageSignal.POSTED, frame.context.after, frame.posted, members + 1),
-            ]
-            for signal, passages, outputs, owners in given:
-                for slot, output in outputs.items():
-                    direction = int(passages[slot].backward)
-                    index = direction, self.places[owners, slot], self.slot_calls.batches[owners, slot]
-                    self.signals[signal][0][index] = self.slot_numbers[members]
-                    self.signals[signal][1][index] = output
+    def build(self, counts: IntArray) -> SlotTable:
+        """Return the table of calls; *counts* are those of each stage."""
+        calls = np.arange(len(self.kind))
+        for entries in zip_longest(*map(_list_given, self.frames), fillvalue=NOWHERE):
+            index, outputs = self.find_signals(entries)
+            self.signals[0][index], self.signals[1][index] = calls, outputs
+        self.signals[:, self.size :] = -1
+        wires = zip_longest(*[map(_list_wire, frame.wires) for frame in self.frames], fillvalue=NOWHERE)
+        ports = [self.find_signals(entries)[0] for entries in wires]
+        if self.mode is wiring.Send.RENDEZVOUS:
+            ports = self.add_channels(ports)
+        index = np.stack(ports, axis=1) if ports else np.zeros((len(calls), 0), np.int64)
+        ends = (self.stage == 0) + 2 * (self.stage == self.schedule.stages - 1)
+        order = ends * len(self.codes) + self.near[0]
+        if len(self.near) > 1:
+            _, order = distinct_rows([order, *self.near[:0:-1]])
+        return SlotTable(
+            schedule=self.schedule,
+            counts=counts,
+            kind=self.kind,
+            batches=self.batches,
+            source_call=self.signals[0].take(index),
+            source_port=self.signals[1].take(index),
+            kind_stage=self.stage,
+            kind_code=self.near[0],
+            kind_frame=self.frame,
+            kind_order=order,
+            codes=self.codes,
+            chunk=self.chunk,
+            frames=self.frames,
+            channels=self.channels,
+            channel_counts=self.channel_counts,
+            rank_names=tuple(self.rank_names),
+        )
 
-    def bind(
-        self, calls: IntArray, port: int, signal: wiring.MessageSignal, index: tuple[int, IntArray | int, IntArray]
-    ) -> None:
-        """Bind an input of *calls* to the *signal* of (direction, place, micro-batch)."""
-        self.bindings.append((calls, port, self.signals[signal][0][index], self.signals[signal][1][index]))
+    def find_signals(self, entries: Sequence[tuple[int, ...]]) -> tuple[IntArray, IntArray]:
+        """Return for each call the place among all signals of the one that its frame has among *entries*, and its
+        output.
+        """
+        columns = np.array(entries, np.int64).T.take(self.frame, 1)
+        signal, direction, way, slot, move, output = columns
+        codes = self.near[move, np.arange(len(move))]
+        place = self.ways[way, self.stage * self.schedule.chunks + self.chunk[slot, codes]]
+        first = ((2 * signal + direction) * self.places + place) * self.schedule.micro_batches
+        first = np.where(signal < 0, self.size + 1, first)
+        moved = (2 * move + slot).take(self.kind) + np.arange(0, self.batches.size, 2)
+        return first.take(self.kind) + self.batches.take(moved, mode="wrap"), output.take(self.kind)
 
-    def add_channels(self) -> None:
-        """Add every message between two stages as a call of its own, in the order of its sender."""
+    def add_channels(self, ports: list[IntArray]) -> list[IntArray]:
+        """Add every message between two stages as a call of its own, in the order of its sender. Return the signals of
+        the inputs of all calls; *ports* has those of the calls of slots.
+        """
+        schedule, step = self.schedule, self.size // 3
         between: dict[tuple[int, int, int], list[tuple[ChunkPlace, ChunkPlace]]] = {}
-        for chunk in range(self.schedule.chunks):
-            for stage in range(self.schedule.stages):
+        for chunk in range(schedule.chunks):
+            for stage in range(schedule.stages):
                 place = ChunkPlace(stage, chunk)
-                for direction, step in enumerate((self.schedule.following, self.schedule.previous)):
-                    goal = step(place)
+                for direction, find in enumerate((schedule.following, schedule.previous)):
+                    goal = find(place)
                     if goal is not None and goal.stage != stage:
                         between.setdefault((direction, stage, goal.stage), []).append((place, goal))
-        ready, arrived = self.signals[wiring.MessageSignal.READY], self.signals[wiring.MessageSignal.ARRIVED]
+        ranks = [np.zeros((5, 0), np.int64)]
         for (direction, sender, receiver), routes in sorted(between.items()):
             parts = []
-            for number, (source, _) in enumerate(routes):
-                batches = np.array(self.schedule.micro_batches_of(source.chunk), np.int64)
-                sends = ready[0][direction, self.number_place(source)][batches]
-                parts.append(np.stack([sends, np.full_like(sends, number), batches]))
-            ordered = np.concatenate(parts, axis=1)
-            _, route, batch = ordered[:, np.argsort(ordered[0], kind="stable")]
-            calls = np.arange(self.calls, self.calls + len(route))
-            self.calls += len(route)
-            self.segment.append(len(self.kinds) + route)
-            self.labels.append(np.stack([batch, np.full_like(batch, -1)], axis=1))
-            for number, (source, target) in enumerate(routes):
-                self.kinds.append(ChannelCall((SlotAction.FORWARD, SlotAction.BACKWARD)[direction], source, target))
-                own = np.flatnonzero(route == number)
-                sent, received = (self.number_place(place) for place in (source, target))
-                self.bind(calls[own], 0, wiring.MessageSignal.READY, (direction, sent, batch[own]))
-                self.bind(calls[own], 1, wiring.MessageSignal.POSTED, (direction, received, batch[own]))
-                arrived[0][direction, sent, batch[own]] = calls[own]
-                arrived[1][direction, sent, batch[own]] = 0
-            self.rank_start.append(self.calls)
+            for source, target in routes:
+                batch = np.array(schedule.micro_batches_of(source.chunk), np.int64)
+                ends = [direction * self.places + end.stage * schedule.chunks + end.chunk for end in (source, target)]
+                sent, received = np.array(ends)[:, None] * schedule.micro_batches + batch
+                kind = np.full_like(batch, len(self.stage) + len(self.channels))
+                parts.append(np.stack([sent, step + received, 2 * step + sent, kind, batch]))
+                self.channels.append(ChannelCall((SlotAction.FORWARD, SlotAction.BACKWARD)[direction], source, target))
+            rows = np.concatenate(parts, axis=1)
+            ranks.append(rows[:, np.argsort(self.signals[0][rows[0]], kind="stable")])
+            self.channel_counts.append(len(rows[0]))
             self.rank_names.append(f"{('activations', 'gradients')[direction]} {sender} to {receiver}")
+        ready, posted, arrived, kind, batch = np.concatenate(ranks, axis=1)
+        calls = len(self.kind)
+        self.signals[:, arrived] = np.arange(calls, calls + len(kind)), np.zeros_like(kind)
+        self.kind = np.concatenate([self.kind, kind])
+        self.batches = np.concatenate([self.batches, np.stack([batch, np.full_like(batch, -1)], axis=1)])
+        nowhere = np.full(len(self.kind), self.size)
+        return [
+            np.concatenate([nowhere[:calls] if own is None else own, nowhere[calls:] if other is None else other])
+            for own, other in zip_longest(ports, [ready, posted] if between else [])
+        ]
 
-    def build(self) -> PipelineTemplate:
-        for frame, members in self.members:
-            for port, wire in enumerate(frame.wires):
-                if wire is not None:
-                    owners = members - 1 if wire.of_previous else members
-                    place = self.places[owners, wire.slot]
-                    if wire.end is not wiring.WireEnd.HERE:
-                        place = self.source[wire.direction ^ (wire.end is wiring.WireEnd.TARGET)][place]
-                    index = wire.direction, place, self.slot_calls.batches[owners, wire.slot]
-                    self.bind(self.slot_numbers[members], port, wire.signal, index)
-        rounds = (*self.before, *self.after)
-        met = [len(others) for template in rounds for _, others in template.waits]
-        inputs = max([0, *met, *(port + 1 for _, port, _, _ in self.bindings)])
-        inputs = max([inputs, *(len(frame.wires) for frame, _ in self.members)])
-        source_call, source_port = np.full((2, self.calls, inputs), -1, np.int64)
-        for calls, port, sources, outputs in self.bindings:
-            source_call[calls, port] = sources
-            source_port[calls, port] = outputs
-        for number, template in enumerate(rounds):
-            awaited = number if template.in_turn else number - 1
-            for stage, others in template.waits:
-                for port, other in enumerate(others):
-                    if RoundCall(awaited, other) not in self.round_calls:
-                        raise ProgramError(
-                            f"stage {stage} waits for stage {other}, which takes no part in the round before"
-                        )
-                    call = self.round_calls[RoundCall(number, stage)]
-                    source_call[call, port] = self.round_calls[RoundCall(awaited, other)]
-                    source_port[call, port] = 0
-        return PipelineTemplate(
-            rank_start=np.array(self.rank_start, np.int64),
-            segment=np.concatenate(self.segment),
-            source_call=source_call,
-            source_port=source_port,
-            rank_names=tuple(self.rank_names),
-            micro_batches=np.concatenate(self.labels),
-            kinds=tuple(self.kinds),
-            slot_frames=self.slot_calls.frame_of_kind,
-            chunks=self.schedule.chunks,
-            rounds=rounds,
-        )
+
+def _list_passages(number: int) -> tuple[wiring.Passage, ...]:
+    return tuple([PASSAGES[passage - 1] for passage in reversed(divmod(number, 1 + len(PASSAGES))) if passage])
+
+
+def _list_given(frame: wiring.CallFrame) -> list[tuple[int, ...]]:
+    """Return the signals that a call gives: signal, direction, way to its place, slot, call from this one, output."""
+    context = frame.context
+    ready = [(0, int(context.own[slot].backward), 0, slot, 0, output) for slot, output in frame.ready.items()]
+    return ready + [(1, int(context.after[slot].backward), 0, slot, 1, output) for slot, output in frame.posted.items()]
+
+
+def _list_wire(wire: wiring.Wire | None) -> tuple[int, ...]:
+    """Return the signal that an input waits for, as those that a call gives."""
+    if wire is None:
+        return NOWHERE
+    ways = {
+        wiring.WireEnd.HERE: 0,
+        wiring.WireEnd.SOURCE: 1 + wire.direction,
+        wiring.WireEnd.TARGET: 2 - wire.direction,
+    }
+    return SIGNALS.index(wire.signal), wire.direction, ways[wire.end], wire.slot, -wire.of_previous, 0
 
 
 class SameCalls(NamedTuple):
@@ -423,30 +559,41 @@ def pipeline_program(
     *representatives* has for each micro-batch the one it runs the same as; nothing: all run the default. Without
     *same_calls*, *segment_of* is called for all stages.
     """
+    mode, same_as = messages.mode, tuple(representatives)
     templates = [tuple([round_.template for round_ in rounds]) for rounds in (before, after)]
-    template = build_template(schedule, messages.mode, tuple(representatives), *templates)
+    parts = (schedule, *templates[0], *templates[1])  # which take longer to compare than to look up
+    build = partial(build_template, schedule, mode, same_as, *templates)
+    template = _TEMPLATES.get(parts, build, mode, same_as, len(before))
     groups = template.group_calls(same_calls or SameCalls(tuple(range(schedule.stages * schedule.chunks))))
-    rounds, count = [*before, *after], len(lanes)
+    own, count = [round_.segments for round_ in (*before, *after)], len(lanes)
     bases = [segment_of(run.stage, run.slots) if run.slots else EMPTY for run in groups.runs]
+    every = []
+    for frame, run in groups.slots:
+        _, chain, lists, repeats = bases[run]
+        every.append(Segment("", _frame_chain(chain, frame, messages, count), lists, repeats))
+    every += [own[number][stage] for number, stage in groups.rounds]
+    for channel in template.slots.channels:
+        op = TimedOp("message", messages.cost, messages.send_lanes[channel.kind is SlotAction.BACKWARD], inputs=(0, 1))
+        every.append(Segment.of("message", (op,), lanes=count, inputs=2, outputs=(0,)))
     segments: dict[Segment, int] = {}
-    numbers = []
-    for kind, run in groups.kinds:
-        if isinstance(kind, SlotCall):
-            _, chain, lists, repeats = bases[run]
-            segment = Segment("", _frame_chain(chain, kind.frame, messages, count), lists, repeats)
-        elif isinstance(kind, RoundCall):
-            segment = rounds[kind.number].segments[kind.stage]
-        else:
-            lane = messages.send_lanes[kind.kind is SlotAction.BACKWARD]
-            op = TimedOp("message", messages.cost, lane, inputs=(0, 1))
-            segment = Segment.of("message", (op,), lanes=count, inputs=2, outputs=(0,))
-        numbers.append(segments.setdefault(segment, len(segments)))
+    numbers = [segments.setdefault(segment, len(segments)) for segment in every]
     return Program(lanes, tuple(segments), template, np.array(numbers, np.int64)[groups.which])
 
 
 @lru_cache(maxsize=8192)
 def _frame_chain(chain: Chain, frame: wiring.CallFrame, messages: wiring.Messages, lanes: int) -> Chain:
     """Return *chain* with its messages, which are joined to its ends alone."""
-    base = Segment("", chain) if chain.pieces else None
-    framed = wiring.build_frame(base, frame.context.with_cost(messages.cost), messages, lanes)
-    return intern_chain(framed.segment.chain.pieces)
+    first, *between, last = chain.pieces if len(chain.pieces) > 2 else (None, None)
+    if first is None or last is None or any(piece.shape.ports[1] for piece in between):
+        return intern_chain(_frame_pieces(chain.pieces, frame, messages, lanes))
+    first, last = _frame_pieces((first, last), frame, messages, lanes)
+    return intern_chain((first, *between, last))
+
+
+@lru_cache(maxsize=1024)
+def _frame_pieces(
+    pieces: tuple[Piece, ...], frame: wiring.CallFrame, messages: wiring.Messages, lanes: int
+) -> tuple[Piece, ...]:
+    """Return *pieces* with their messages."""
+    base = Segment("", Chain(pieces)) if pieces else None
+    return wiring.build_frame(base, frame.context.with_cost(messages.cost), messages, lanes).segment.chain.pieces

@@ -97,18 +97,19 @@ class CallPlan:
         if size not in self._periods:
             self._periods[size] = None
             level_at = {bound: level for level, bound in enumerate(self.bounds)}
+            # Of the calls before each one, those whose segment is not that of the call *size* later.
+            differ = np.append(0, np.cumsum(self.segment[:-size] != self.segment[size:]))
             for last, end in reversed(list(enumerate(self.bounds))):
-                if end - size in level_at and end - 2 * size in level_at and self._repeats(end - 2 * size, size):
-                    self._periods[size] = level_at[end - size], last
+                start, middle = end - 2 * size, end - size
+                is_same = middle in level_at and start in level_at and differ[start] == differ[middle]
+                if is_same and self._repeats(start, size):
+                    self._periods[size] = level_at[middle], last
                     break
         return self._periods[size]
 
     def _repeats(self, start: int, size: int) -> bool:
-        """Whether the calls from *start* are repeated after *size* of them, and later ones wait for no earlier ones."""
-        earlier, later = slice(start, start + size), slice(start + size, start + 2 * size)
-        if not np.array_equal(self.segment[earlier], self.segment[later]):
-            return False
-        before, after = self.entries[:, earlier], self.entries[:, start + size :]
+        """Whether the calls from *start* wait for the same as those *size* later, which wait for no earlier ones."""
+        before, after = self.entries[:, start : start + size], self.entries[:, start + size :]
         moved = np.where(before >= self.rows, before + size * self.rows, before)
         is_near = (after < self.rows) | (after >= (1 + start) * self.rows)
         return np.array_equal(moved, after[:, :size]) and bool(is_near.all())
@@ -137,7 +138,7 @@ class CallTable:
         bounds = self.rank_start
         if self.rank_names and len(self.rank_names) != self.ranks:
             raise ProgramError(f"{self.ranks} ranks but {len(self.rank_names)} names")
-        if bounds[0] != 0 or bounds[-1] != len(self.segment) or (np.diff(bounds) < 0).any():
+        if bounds[0] != 0 or bounds[-1] != len(self.segment) or (bounds[1:] < bounds[:-1]).any():
             raise ProgramError("rank_start must rise from 0 to the number of calls")
         if self.source_call.shape[0] != len(self.segment) or self.source_port.shape != self.source_call.shape:
             raise ProgramError(f"sources must be {len(self.segment)} calls x inputs")
@@ -175,23 +176,32 @@ class CallTable:
         previous[self.rank_start[:-1][np.diff(self.rank_start) > 0]] = 0
         return previous
 
+    @cached_property
+    def _ordered(self) -> tuple[IntArray, list[int], IntArray, IntArray, IntArray, IntArray]:
+        """The calls level by level, the bounds of the levels, and for each call in this order its segment, 1 + the
+        place of the call before it, 1 + those of its sources, and their outputs; 0 and -1 where there are none.
+        """
+        levels, counts = self.levels, np.bincount(self.levels)
+        # Short numbers are sorted by counting.
+        order = np.argsort(levels.astype(np.int16) if len(counts) < 2**15 else levels, kind="stable")
+        place = np.zeros(self.calls + 1, np.int64)
+        place[1 + order] = np.arange(1, self.calls + 1)
+        sources = place.take(1 + self.source_call.take(order, 0).T)
+        ports = np.where(sources > 0, self.source_port.take(order, 0).T, -1)
+        bounds = [0, *np.cumsum(counts).tolist()]
+        return order, bounds, self.segment[order], place[self.previous[order]], sources, ports
+
     def plan(self, maps: FloatArray) -> CallPlan:
         """Return the plan for segments whose matrices are *maps*: the times of lanes, then of outputs or inputs."""
         lanes = maps.shape[1] - self.source_call.shape[1]
-        outputs = len(maps) - lanes
-        if (lanes, outputs) not in self._plans:
-            rows, order = lanes + outputs, np.argsort(self.levels, kind="stable")
-            place = np.zeros(self.calls + 1, np.int64)
-            place[1 + order] = np.arange(1, self.calls + 1)
-            sources = self.source_call[order].T
+        rows = len(maps)
+        if (lanes, rows) not in self._plans:
+            order, bounds, segment, previous, sources, ports = self._ordered
             entries = np.empty((lanes + len(sources), self.calls), np.int64)
-            entries[:lanes] = place[self.previous[order]] * rows + np.arange(lanes)[:, None]
-            ports = lanes + self.source_port[order].T
-            entries[lanes:] = np.where(sources >= 0, place[1 + sources] * rows + ports, 0)
-            begins = np.diff(self.levels[order], prepend=-1, append=self.calls + 1)
-            bounds = np.flatnonzero(begins).tolist()
-            self._plans[lanes, outputs] = CallPlan(order, bounds, entries, self.segment[order], rows)
-        return self._plans[lanes, outputs]
+            np.add(previous * rows, np.arange(lanes)[:, None], out=entries[:lanes])
+            entries[lanes:] = np.where(sources > 0, sources * rows + (lanes + ports), 0)
+            self._plans[lanes, rows] = CallPlan(order, bounds, entries, segment, rows)
+        return self._plans[lanes, rows]
 
     def entries(self, left_s: FloatArray, lanes: int) -> FloatArray:
         """Return calls x (lanes + inputs): the entry times of every call, from what all calls left behind."""

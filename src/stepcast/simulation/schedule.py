@@ -104,7 +104,7 @@ class Schedule:
     @cached_property
     def actions(self) -> frozenset[SlotAction]:
         """The actions of its slots."""
-        return frozenset([action for action in SlotAction if (self.slots[:, 0] == action).any()])
+        return frozenset(map(SlotAction, np.flatnonzero(np.bincount(self.slots[:, 0])).tolist()))
 
     @cached_property
     def has_pairs(self) -> bool:
@@ -130,24 +130,31 @@ class Schedule:
         # A stage has released all of its own when the next one begins.
         return tuple([int(part.max(initial=0)) for part in np.split(held, np.cumsum(self.counts)[:-1])])
 
+    @cached_property
+    def neighbours(self) -> IntArray:
+        """The place before each in the model and the one after it, or -1; places chunk by chunk of each stage."""
+        number = np.arange(self.stages * self.chunks).reshape(self.stages, self.chunks)
+        ways = [
+            own if self.placement is PiecePlacement.LOOP or not chunk else own[::-1]
+            for chunk, own in enumerate(number.T)
+        ]
+        order, near = np.concatenate(ways), np.full((2, self.stages * self.chunks), -1, np.int64)
+        near[0, order[1:]], near[1, order[:-1]] = order[:-1], order[1:]
+        if self.placement is PiecePlacement.TWO_WAY:
+            near[0, order[self.stages]] = near[1, order[self.stages - 1]] = -1
+        return near
+
     def previous(self, place: ChunkPlace) -> ChunkPlace | None:
         """Return where a micro-batch was before it came to *place*; None at the start of the model."""
-        return self._step(place, -1)
+        return self._step(place, 0)
 
     def following(self, place: ChunkPlace) -> ChunkPlace | None:
         """Return where a micro-batch goes after *place*; None at the end of the model."""
         return self._step(place, 1)
 
-    def _step(self, place: ChunkPlace, step: int) -> ChunkPlace | None:
-        stage, chunk = place
-        upwards = chunk == 1 and self.placement is not PiecePlacement.LOOP
-        stage += -step if upwards else step
-        if 0 <= stage < self.stages:
-            return ChunkPlace(stage, chunk)
-        if self.placement is PiecePlacement.TWO_WAY or not 0 <= chunk + step < self.chunks:
-            return None
-        turn = 0 if step > 0 else self.stages - 1
-        return ChunkPlace(place.stage if self.placement is PiecePlacement.V else turn, chunk + step)
+    def _step(self, place: ChunkPlace, way: int) -> ChunkPlace | None:
+        number = int(self.neighbours[way, place.stage * self.chunks + place.chunk])
+        return None if number < 0 else ChunkPlace(*divmod(number, self.chunks))
 
     def micro_batches_of(self, chunk: int) -> range:
         """Return the micro-batches that pass through *chunk*."""

@@ -18,7 +18,7 @@ import re
 from stepcast.ir.limits import CHUNKS, MICRO_BATCHES
 from stepcast.ir.schedules import PiecePlacement
 from stepcast.simulation.messages import Send
-from stepcast.simulation.pipeline import SlotCall, build_template
+from stepcast.simulation.pipeline import build_template
 from stepcast.simulation.program import DeadlockError
 from stepcast.simulation.schedule import Schedule, ScheduleError, Slot, SlotAction
 
@@ -75,9 +75,8 @@ def _check_deadlock(schedule: Schedule) -> None:
     calls = build_template(schedule, Send.EAGER, (), (), ())
 
     def name_slot(call: int) -> Slot:
-        kind, batches = calls.kinds[calls.segment[call]], calls.micro_batches
+        kind, batches = calls.slots.kinds[calls.segment[call]], calls.micro_batches
         assert batches is not None
-        assert isinstance(kind, SlotCall)
         return Slot(kind.slots[0].kind, int(batches[call, 0]), kind.slots[0].chunk)
 
     try:

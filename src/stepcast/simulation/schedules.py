@@ -36,6 +36,7 @@ def one_f_one_b(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     return Schedule("1f1b", stages, micro_batches, chunks, schedules.PiecePlacement.LOOP, *orders)
 
 
+@lru_cache(maxsize=256)
 def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None = None) -> Schedule:
     """1F1B over several chunks per stage: *group* micro-batches through a chunk before the next one.
 
