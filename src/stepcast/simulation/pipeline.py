@@ -432,8 +432,8 @@ def pipeline_program(
     numbers = []
     for kind, run in groups.kinds:
         if isinstance(kind, SlotCall):
-            _, chain, lists, repeats = bases[run]
-            segment = Segment("", _frame_chain(chain, kind.frame, messages, count), lists, repeats)
+            base = bases[run]
+            segment = Segment("", _frame_chain(base.chain, kind.frame, messages, count), base.lists, base.repeats)
         elif isinstance(kind, RoundCall):
             segment = rounds[kind.number].segments[kind.stage]
         else:
