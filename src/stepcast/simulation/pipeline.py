@@ -569,8 +569,8 @@ def pipeline_program(
     bases = [segment_of(run.stage, run.slots) if run.slots else EMPTY for run in groups.runs]
     every = []
     for frame, run in groups.slots:
-        _, chain, lists, repeats = bases[run]
-        every.append(Segment("", _frame_chain(chain, frame, messages, count), lists, repeats))
+        base = bases[run]
+        every.append(Segment("", _frame_chain(base.chain, frame, messages, count), base.lists, base.repeats))
     every += [own[number][stage] for number, stage in groups.rounds]
     for channel in template.slots.channels:
         op = TimedOp("message", messages.cost, messages.send_lanes[channel.kind is SlotAction.BACKWARD], inputs=(0, 1))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.limits import TASKS
-from stepcast.ir.types import cached_property, dataclass
+from stepcast.ir.types import cached_property, dataclass, replace
 from stepcast.simulation.kernels import find_kernel, find_levels
 from stepcast.simulation.seconds import TABLE, PieceTable, in_ticks
 from stepcast.simulation.segments import NO_LANE, Chain, Cost, Piece, ProgramError, Segment, Shape
@@ -398,7 +398,7 @@ class Program:
         TASKS.check(self.written_tasks)
         if self.segment_of is not None:
             named = zip(self.segment_of.tolist(), self.names, strict=True)
-            segments = [self.segments[index]._replace(name=name) for index, name in named]
+            segments = [replace(self.segments[index], name=name) for index, name in named]
             return Program(self.lanes, tuple(segments), self.table).written_out
         if self.is_unfolded:
             return self

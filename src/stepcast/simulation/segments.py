@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache, reduce
 from itertools import accumulate
 from itertools import chain as join
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -241,7 +241,8 @@ intern_chain = lru_cache(2**14)(Chain)
 """Return one object for the same pieces."""
 
 
-class Segment(NamedTuple):
+@dataclass(frozen=True)
+class Segment:
     """A chain that a program calls. For each of its pieces, the list of ops that its costs belong to, -1 where they are
     no slots to be filled, and how often it runs, which is once if it has inputs or outputs. Nothing: all -1, all once.
     """
