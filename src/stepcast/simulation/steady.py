@@ -138,7 +138,7 @@ def find_steady_run(
         if (is_long or is_reported) and not steady.settles_soon():
             continue
         run = steady.simulate(step.base_seconds)
-        if run is not None and (run.is_settled or not is_reported):
+        if run is not None and (not is_reported or run.is_settled):
             return steady, run
     run = first.simulate(first.step.base_seconds) if first and is_long else None
     return (first, run) if first and run else None
