@@ -249,9 +249,9 @@ def _fold_compiled(program: Program, prices: Prices, kernel: Kernel) -> FloatArr
     records, layout = program.layout
     read, inputs, outputs, width, nodes = program.limits
     parts, columns = int(layout[1]), len(read) + inputs
-    space = (parts + 3) * width * width + (nodes + 2) * width + (len(program.lanes) + inputs + width) * columns
+    space = (2 * parts + 2) * width * width + (nodes + 2) * width + (len(program.lanes) + inputs + width) * columns
     maps = np.empty((len(program.segments), columns, len(read) + outputs))
-    spaces = np.empty(parts, np.int64), np.empty(space), maps
+    spaces = np.empty(2 * parts, np.int64), np.empty(space), maps
     if isinstance(prices, WorkSeconds):
         terms = prices.exact_s, prices.factors, prices.shares, prices.slows
         kernel(prices.works, records, layout, prices.starts, prices.seconds, *terms, *spaces)

@@ -293,100 +293,131 @@ def fold_chains(
     ops of each piece, one piece after the other, if *later* is negative. Otherwise they are those of works, and of the
     issues of ops so much *later*: the codes of a piece say which its ops take, those of its list begin at *starts*.
     *exact_s*, *factors* (of lists), *shares* and *slows* (of kinds of collectives) then decide what computing loses to
-    communication. *numbers* has space for each part.
+    communication. *numbers* has space for two numbers of each part.
     """
     chains, parts, lanes, inputs, outputs = layout[0], layout[1], layout[2], layout[3], layout[4]
     reads, width, nodes = layout[5], layout[6], layout[7]
     first_part = 8 + chains
-    read = first_part + 3 * parts
+    repeats, read = first_part + 2 * parts, first_part + 3 * parts
     columns, rows, square = reads + inputs, reads + outputs, width * width
-    values = parts * square + 2 * width
+    values = 2 * parts * square + 2 * width
     state = values + nodes * width
     after = state + (lanes + inputs) * columns
     power = after + width * columns
-    result, product = power + square, power + 2 * square
+    product = power + square
     distinct, first_op = 0, 0
     for part in range(parts):
-        record, own = layout[first_part + part], layout[first_part + parts + part]
-        numbers[part] = -1
+        record, own, repeat = layout[first_part + part], layout[first_part + parts + part], layout[repeats + part]
+        matrix = -1
+        numbers[part] = numbers[parts + part] = -1
         for other in range(part):
             if layout[first_part + other] == record and layout[first_part + parts + other] == own:
-                numbers[part] = numbers[other]
-                break
+                matrix = numbers[parts + part] = numbers[parts + other]
+                if layout[repeats + other] == repeat:
+                    numbers[part] = numbers[other]
+                    break
         if numbers[part] >= 0:
             continue
-        numbers[part] = distinct
-        matrix = distinct * square
-        distinct += 1
-        touched, ops = records[record], records[record + 3]
-        entries = touched + records[record + 1]
-        counts = record + 5 + touched
-        place, code = counts + ops, counts + ops + records[record + 4]
-        start = starts[own + 1] if later >= 0 else first_op
-        for entry in range(entries):
-            for column in range(entries):
-                scratch[values + entry * width + column] = 0.0 if entry == column else -np.inf
-        for op in range(ops):
-            index = start + op
-            duration_s = 0.0
-            if later >= 0:
-                index = records[code + op]
-                if index == -1:
-                    # What computing loses: the windows of collectives, each with the computing that it overlaps.
-                    groups, computing = records[code + ops], records[code + ops + 1]
-                    works = code + ops + 2
-                    window = works + computing + 1
-                    computing_s = 0.0
-                    for work in range(works, works + computing):
-                        computing_s += exact_s[start + records[work]]
-                    computing_s *= factors[own + 1]
-                    taken = parts * square
-                    for group in range(2 * groups):
-                        scratch[taken + group] = 0.0
-                    for _ in range(records[works + computing]):
-                        kind, group, size = records[window + 1], records[window + 2], records[window + 3]
-                        both_s = computing_s
-                        if size > 0:
-                            both_s = 0.0
-                            for work in range(window + 4, window + 4 + size):
-                                both_s += exact_s[start + records[works + records[work]]]
-                            both_s *= factors[own + 1]
-                        collective_s = exact_s[start + records[window]] * slows[kind]
-                        if collective_s < both_s:
-                            both_s = collective_s
-                        scratch[taken + 2 * group] += both_s
-                        scratch[taken + 2 * group + 1] += shares[kind] * both_s
-                        window += 4 + size
-                    for group in range(groups):
-                        both_s = scratch[taken + 2 * group]
-                        if both_s > 0.0:
-                            duration_s += scratch[taken + 2 * group + 1] * min(1.0, computing_s / both_s)
-                    ticks = duration_s * 2.0**46
-                    if ticks < 2.0**52:  # the nearest whole number
-                        ticks = (ticks + 2.0**52) - 2.0**52
-                    duration_s = ticks * 2.0**-46
-                elif index <= -3:
-                    index = start + later - index
-                elif index >= 3:
-                    index += start
-            if index >= 0:
-                duration_s = seconds[index]
-            latest = values + (entries + op) * width
+        if matrix < 0:
+            matrix = numbers[parts + part] = distinct * square
+            distinct += 1
+            touched, ops = records[record], records[record + 3]
+            entries = touched + records[record + 1]
+            counts = record + 5 + touched
+            place, code = counts + ops, counts + ops + records[record + 4]
+            start = starts[own + 1] if later >= 0 else first_op
             for entry in range(entries):
-                scratch[latest + entry] = -np.inf
-            for _ in range(records[counts + op]):
+                for column in range(entries):
+                    scratch[values + entry * width + column] = 0.0 if entry == column else -np.inf
+            for op in range(ops):
+                index = start + op
+                duration_s = 0.0
+                if later >= 0:
+                    index = records[code + op]
+                    if index == -1:
+                        # What computing loses: the windows of collectives, each with the computing that it overlaps.
+                        groups, computing = records[code + ops], records[code + ops + 1]
+                        works = code + ops + 2
+                        window = works + computing + 1
+                        computing_s = 0.0
+                        for work in range(works, works + computing):
+                            computing_s += exact_s[start + records[work]]
+                        computing_s *= factors[own + 1]
+                        taken = 2 * parts * square
+                        for group in range(2 * groups):
+                            scratch[taken + group] = 0.0
+                        for _ in range(records[works + computing]):
+                            kind, group, size = records[window + 1], records[window + 2], records[window + 3]
+                            both_s = computing_s
+                            if size > 0:
+                                both_s = 0.0
+                                for work in range(window + 4, window + 4 + size):
+                                    both_s += exact_s[start + records[works + records[work]]]
+                                both_s *= factors[own + 1]
+                            collective_s = exact_s[start + records[window]] * slows[kind]
+                            if collective_s < both_s:
+                                both_s = collective_s
+                            scratch[taken + 2 * group] += both_s
+                            scratch[taken + 2 * group + 1] += shares[kind] * both_s
+                            window += 4 + size
+                        for group in range(groups):
+                            both_s = scratch[taken + 2 * group]
+                            if both_s > 0.0:
+                                duration_s += scratch[taken + 2 * group + 1] * min(1.0, computing_s / both_s)
+                        ticks = duration_s * 2.0**46
+                        if ticks < 2.0**52:  # the nearest whole number
+                            ticks = (ticks + 2.0**52) - 2.0**52
+                        duration_s = ticks * 2.0**-46
+                    elif index <= -3:
+                        index = start + later - index
+                    elif index >= 3:
+                        index += start
+                if index >= 0:
+                    duration_s = seconds[index]
+                latest = values + (entries + op) * width
+                for entry in range(entries):
+                    scratch[latest + entry] = -np.inf
+                for _ in range(records[counts + op]):
+                    node = values + records[place] * width
+                    place += 1
+                    for entry in range(entries):
+                        scratch[latest + entry] = max(scratch[latest + entry], scratch[node + entry])
+                for entry in range(entries):
+                    scratch[latest + entry] += duration_s
+            for row in range(touched + records[record + 2]):
                 node = values + records[place] * width
                 place += 1
                 for entry in range(entries):
-                    scratch[latest + entry] = max(scratch[latest + entry], scratch[node + entry])
-            for entry in range(entries):
-                scratch[latest + entry] += duration_s
-        for row in range(touched + records[record + 2]):
-            node = values + records[place] * width
-            place += 1
-            for entry in range(entries):
-                scratch[matrix + row * width + entry] = scratch[node + entry]
-        first_op += ops
+                    scratch[matrix + row * width + entry] = scratch[node + entry]
+            first_op += ops
+        numbers[part] = matrix
+        if repeat > 1:  # a power of the matrix, by repeated squaring, in the next place
+            numbers[part] = result = distinct * square
+            distinct += 1
+            touched, begun = records[record], 0
+            for place in range(square):
+                scratch[power + place] = scratch[matrix + place]
+            while repeat > 0:
+                if repeat % 2 and not begun:
+                    begun = 1
+                    for place in range(square):
+                        scratch[result + place] = scratch[power + place]
+                    repeat -= 1
+                # The result followed by the power, or the power by itself.
+                one = result if repeat % 2 else power
+                for row in range(touched if repeat > 0 else 0):
+                    for column in range(touched):
+                        scratch[product + row * width + column] = -np.inf
+                    for middle in range(touched):
+                        seconds_s = scratch[power + row * width + middle]
+                        if seconds_s > -np.inf:
+                            for column in range(touched):
+                                to, by = product + row * width + column, one + middle * width + column
+                                scratch[to] = max(scratch[to], seconds_s + scratch[by])
+                for row in range(touched if repeat > 0 else 0):
+                    for column in range(touched):
+                        scratch[one + row * width + column] = scratch[product + row * width + column]
+                repeat = repeat - 1 if repeat % 2 else repeat // 2
     first = 0
     for chain in range(chains):
         for place in range((lanes + inputs) * columns):
@@ -399,33 +430,8 @@ def fold_chains(
             maps[place] = -np.inf
         given = reads
         for part in range(first, first + layout[8 + chain]):
-            record, repeat = layout[first_part + part], layout[first_part + 2 * parts + part]
-            touched, exits, matrix = records[record], records[record] + records[record + 2], numbers[part] * square
-            if repeat > 1:
-                for place in range(square):
-                    scratch[power + place] = scratch[matrix + place]
-                matrix, begun = result, 0
-                while repeat > 0:
-                    if repeat % 2 and not begun:
-                        begun = 1
-                        for place in range(square):
-                            scratch[result + place] = scratch[power + place]
-                        repeat -= 1
-                    # The result followed by the power, or the power by itself.
-                    one = result if repeat % 2 else power
-                    for place in range(square if repeat > 0 else 0):
-                        scratch[product + place] = -np.inf
-                    for row in range(touched if repeat > 0 else 0):
-                        for middle in range(touched):
-                            seconds_s = scratch[power + row * width + middle]
-                            if seconds_s > -np.inf:
-                                for column in range(touched):
-                                    to, by = product + row * width + column, one + middle * width + column
-                                    scratch[to] = max(scratch[to], seconds_s + scratch[by])
-                    for row in range(touched if repeat > 0 else 0):
-                        for column in range(touched):
-                            scratch[one + row * width + column] = scratch[product + row * width + column]
-                    repeat = repeat - 1 if repeat % 2 else repeat // 2
+            record, matrix = layout[first_part + part], numbers[part]
+            touched, exits = records[record], records[record] + records[record + 2]
             for place in range(exits * columns):
                 scratch[after + place] = -np.inf
             for entry in range(touched + records[record + 1]):
