@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from stepcast.ir.types import dataclass
-from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
+from stepcast.simulation.schedule import SlotAction
 from stepcast.simulation.segments import NO_LANE, Cost, ProgramError, Segment, TimedOp
 
 DEFAULT_MICRO_BATCH = -1
@@ -94,18 +94,6 @@ class CallContext(NamedTuple):
             return Passage(passage.action, comes, cost if passage.sends else passage.goes)
 
         return CallContext(*[tuple(map(price, part)) for part in self])
-
-
-def find_passage(schedule: Schedule, stage: int, slot: SlotKind) -> Passage:
-    """Return how the message of *slot* passes its *stage*, at a cost of 1 from another."""
-    if slot.kind is SlotAction.WEIGHT:
-        return Passage(slot.kind, None, None)
-    here = ChunkPlace(stage, slot.chunk)
-    source, target = schedule.previous(here), schedule.following(here)
-    if slot.kind in BACKWARDS:
-        source, target = target, source
-    comes, goes = (None if place is None else LOCAL if place.stage == stage else 1.0 for place in (source, target))
-    return Passage(slot.kind, comes, goes)
 
 
 class MessageSignal(StrEnum):

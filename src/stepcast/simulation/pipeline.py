@@ -135,9 +135,10 @@ class RoundTable:
         for number, template in enumerate(rounds):
             awaited = number if template.in_turn else number - 1
             for stage, others in template.waits:
-                if absent := [other for other in others if (awaited, other) not in index]:
-                    words = f"stage {stage} waits for stage {absent[0]}, which takes no part in the round before"
-                    raise ProgramError(words)
+                for other in others:
+                    if (awaited, other) not in index:
+                        words = "which takes no part in the round before"
+                        raise ProgramError(f"stage {stage} waits for stage {other}, {words}")
                 self.sources[index[number, stage], : len(others)] = [index[awaited, other] for other in others]
         self.groups: dict[tuple[int, ...], tuple[list[tuple[int, int]], IntArray]] = {}
 
@@ -202,9 +203,7 @@ def _number_slots(
     if SlotAction.WEIGHT in schedule.actions:
         # Weight gradients are complete after the last whole backward or the last weight half, whichever is later.
         place[:] = -1
-        own = np.where(
-            action == SlotAction.WEIGHT, own - (SlotAction.WEIGHT - SlotAction.BACKWARD) * schedule.chunks, own
-        )
+        own -= (action == SlotAction.WEIGHT) * (SlotAction.WEIGHT - SlotAction.BACKWARD) * schedule.chunks
     place[own] = index
     number[place[place >= 0]] += 1  # the last one
     different = sorted({*representatives}) or [wiring.DEFAULT_MICRO_BATCH]
@@ -301,11 +300,10 @@ class SlotTable:
             ports = self._add_channels(sorted(routes), ports, size // len(SIGNALS))
         index = np.stack(ports, axis=1) if ports else np.zeros((len(self.kind), 0), np.int64)
         self.source_call, self.source_port = self.signals[0].take(index), self.signals[1].take(index)
+        del self.signals
 
     def _find_signals(self, entries: Sequence[tuple[int, ...]]) -> tuple[IntArray, IntArray]:
-        """Return for each call the place among all signals of the one that its frame has among *entries*, and its
-        output.
-        """
+        """Return for each call the place of the signal that its frame has among *entries*, and its output."""
         near, schedule = self.schedule.neighbours, self.schedule
         signal, direction, way, slot, move, output = np.array(entries, np.int64).T.take(self.frame, 1)
         place = self.stage * schedule.chunks + self.chunk[slot, self.near[move, np.arange(len(move))]]
@@ -349,11 +347,8 @@ class SlotTable:
     def group(self, same: "SameCalls") -> SlotGroups:
         """Return the kinds of calls that run something different, as ``CallGroups`` has them."""
         key = (same.places, same.variants)
-        if key not in self.groups:
-            self.groups[key] = self._find_groups(same)
-        return self.groups[key]
-
-    def _find_groups(self, same: "SameCalls") -> SlotGroups:
+        if key in self.groups:
+            return self.groups[key]
         places, count, chunks = np.array(same.places, np.int64), max(same.places) + 1, self.schedule.chunks
         ends = (self.stage == 0) + 2 * (self.stage == self.schedule.stages - 1)
         order, own, after = ends * len(self.codes) + self.near[0], self.stage * chunks, self.near[:0:-1]
@@ -369,17 +364,19 @@ class SlotTable:
         which = []
         columns = [part[where].tolist() for part in (self.stage, self.near[0], self.frame)]
         for stage, code, frame in zip(*columns, strict=True):
-            key = []
+            parts = []
             for slot in self.codes[code]:
                 variant = same.places[stage * chunks + slot.chunk], slot.kind, slot[2:]
                 if variant not in known:
                     known[variant] = variant[0], same.find(stage, slot)
-                key.append(known[variant])
-            run = runs.setdefault(tuple(key), len(runs))
+                parts.append(known[variant])
+            run = runs.setdefault(tuple(parts), len(runs))
             if run == len(first_calls):
                 first_calls.append((stage, self.codes[code]))
             which.append(calls.setdefault((frame, run), len(calls)))
-        return [(self.frames[frame], run) for frame, run in calls], first_calls, np.array(which, np.int64)[groups]
+        kinds = [(self.frames[frame], run) for frame, run in calls]
+        self.groups[key] = kinds, first_calls, np.array(which, np.int64)[groups]
+        return self.groups[key]
 
 
 _find_calls = lru_cache(maxsize=256)(SlotTable)
