@@ -154,7 +154,8 @@ def test_the_turn_of_a_v_costs_no_message() -> None:
     table = SlotTable(schedule, Send.EAGER, ())
     sending = {
         (slot.kind, stage, slot.chunk)
-        for stage, (slot,), frame in zip(table.stage.tolist(), table.list_kinds(), table.frame.tolist(), strict=True)
+        for stage, code, frame in zip(table.stage.tolist(), table.near[0].tolist(), table.frame.tolist(), strict=True)
+        for slot in table.codes[code]
         if table.frames[frame].context.own[0].sends
     }
     assert sending == {

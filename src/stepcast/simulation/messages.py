@@ -1,6 +1,6 @@
 """Messages between stages: the ops around the segment of a call that send and receive."""
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -71,6 +71,10 @@ class Passage(NamedTuple):
         return self.action in BACKWARDS
 
     @property
+    def direction(self) -> int:
+        return int(self.backward)
+
+    @property
     def receives(self) -> bool:
         return self.comes is not None and self.comes != LOCAL
 
@@ -96,41 +100,39 @@ class CallContext(NamedTuple):
         return CallContext(*[tuple(map(price, part)) for part in self])
 
 
-class MessageSignal(StrEnum):
+class MessageSignal(IntEnum):
     """The signal of another call that an input waits for."""
 
-    READY = "ready"  # the message of a place has arrived (eager), or its sender has posted it
-    POSTED = "posted"  # the receive of a place has been posted
-    ARRIVED = "arrived"  # the message of a place has passed (rendezvous)
-
-
-class WireEnd(StrEnum):
-    """A place as seen from that of a slot: where its message comes from, where it goes, or its own."""
-
-    SOURCE = "source"
-    TARGET = "target"
-    HERE = "here"
+    READY = 0  # the message of a place has arrived (eager), or its sender has posted it
+    POSTED = 1  # the receive of a place has been posted
+    ARRIVED = 2  # the message of a place has passed (rendezvous)
 
 
 class Wire(NamedTuple):
-    """The signal that an input of a call waits for: of the place at an *end* of a slot, for its micro-batch."""
+    """A signal that an input of a call waits for, or that an output gives: of the place of a slot or of one next to it,
+    for its micro-batch.
+    """
 
-    signal: MessageSignal
+    signal: int
     direction: int  # 0 forward, 1 backward
-    end: WireEnd
+    way: int  # to the place: 0 before that of the slot in the model, 1 after it, -1 the same
     slot: int
-    of_previous: bool = False  # the slot is one of the call before, whose message is being sent
+    move: int = 0  # to the call whose slot it is: -1 the one before this one, 1 the one after it
+    output: int = 0
+
+
+NOWHERE = Wire(-1, 0, -1, 0)
+"""An input that waits for nothing."""
 
 
 @dataclass(frozen=True, eq=False)
 class CallFrame:
-    """A segment with the ops of its messages, the signal of each input, and the outputs that give signals."""
+    """A segment with the ops of its messages, the signal of each input, and those that its outputs give."""
 
     context: CallContext
     segment: Segment
-    wires: tuple[Wire | None, ...]
-    ready: dict[int, int]  # slot of this call -> output
-    posted: dict[int, int]  # slot of the next call -> output
+    wires: tuple[Wire, ...]
+    given: tuple[Wire, ...]
 
 
 def build_frame(base: Segment | None, context: CallContext, messages: Messages, lanes: int) -> CallFrame:
@@ -155,13 +157,16 @@ def build_frame(base: Segment | None, context: CallContext, messages: Messages, 
     if messages.mode is Send.BLOCKING:
         builder.post_receives(context.after)
     outputs = sorted({*builder.ready.values(), *builder.posted.values()})
-    ready, posted = (
-        {slot: outputs.index(output) for slot, output in part.items()} for part in (builder.ready, builder.posted)
-    )
+    parts = (builder.ready, context.own), (builder.posted, context.after)  # of this call, and of the next
+    given = [
+        Wire(move, passages[slot].direction, -1, slot, move, outputs.index(output))
+        for move, (part, passages) in enumerate(parts)
+        for slot, output in part.items()
+    ]
     segment = builder.segment or Segment.of("", (), lanes=lanes)
     if outputs != list(range(builder.outputs)):
         segment = segment.with_outputs(outputs)
-    return CallFrame(context, segment, tuple(builder.wires), ready, posted)
+    return CallFrame(context, segment, tuple(builder.wires), tuple(given))
 
 
 TEMPLATE_LANES = 5
@@ -189,7 +194,7 @@ class _FrameBuilder:
         self.messages, self.lanes = messages, lanes
         self.segment: Segment | None = None
         self.outputs = 0
-        self.wires: list[Wire | None] = []
+        self.wires: list[Wire] = []
         self.arrived: dict[int, int] = {}
         self.produced: dict[int, int] = {}
         self.ready: dict[int, int] = {}
@@ -214,12 +219,12 @@ class _FrameBuilder:
         for number, passage in enumerate(context.before):
             if passage.sends:
                 op = TimedOp("send", passage.goes, self.messages.send_lanes[passage.backward], inputs=(0,))
-                wire = Wire(MessageSignal.POSTED, int(passage.backward), WireEnd.TARGET, number, of_previous=True)
+                wire = Wire(MessageSignal.POSTED, passage.direction, 1 - passage.direction, number, -1)
                 waits.append(self.add(op, wire=wire))
         for number, passage in enumerate(context.own):
             if passage.receives:
                 op = TimedOp("receive", passage.comes, self.messages.receive_lanes[passage.backward], inputs=(0,))
-                wire = Wire(MessageSignal.READY, int(passage.backward), WireEnd.SOURCE, number)
+                wire = Wire(MessageSignal.READY, passage.direction, passage.direction, number)
                 self.arrived[number] = self.add(op, wire=wire)
                 waits.append(self.arrived[number])
         if waits:
@@ -234,16 +239,16 @@ class _FrameBuilder:
                 lane = self.messages.receive_lanes[passage.backward] if blocking else NO_LANE
                 self.posted[number] = self.add(TimedOp("post receive", 0.0, lane, lanes=(self.messages.compute_lane,)))
 
-    def wire_input(self, own: tuple[Passage, ...], port: int) -> Wire | None:
+    def wire_input(self, own: tuple[Passage, ...], port: int) -> Wire:
         """Return what an input without an op of its own waits for: its message, or the loss of this stage."""
         if port >= len(own) or own[port].action is SlotAction.WEIGHT:
-            return None
+            return NOWHERE
         passage = own[port]
         if passage.comes is not None:
             passes = self.messages.mode is Send.RENDEZVOUS and passage.receives
             signal = MessageSignal.ARRIVED if passes else MessageSignal.READY
-            return Wire(signal, int(passage.backward), WireEnd.SOURCE, port)
-        return Wire(MessageSignal.READY, 0, WireEnd.HERE, port) if passage.backward else None
+            return Wire(signal, passage.direction, passage.direction, port)
+        return Wire(MessageSignal.READY, 0, -1, port) if passage.backward else NOWHERE
 
     def send_outputs(self, own: tuple[Passage, ...]) -> None:
         """Send (eager) or post the send (blocking) of what each slot produced."""

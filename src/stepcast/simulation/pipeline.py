@@ -30,6 +30,9 @@ class RoundTemplate(NamedTuple):
     in_turn: bool = False  # they wait for outputs of this same round instead, one after the other
 
 
+Rounds = tuple[RoundTemplate, ...]
+
+
 class Round(NamedTuple):
     """A round with the segments of its stages; stages that run the same need only the first."""
 
@@ -60,12 +63,9 @@ class PipelineTemplate(CallTable):
 
     @property
     def segment_names(self) -> tuple[str, ...]:
-        kinds = ["+".join([f"{slot.kind.letter}.{slot.chunk}" for slot in slots]) for slots in self.slots.list_kinds()]
-        return (
-            *[name or "messages" for name in kinds],
-            *[""] * len(self.rounds.calls),
-            *["message"] * len(self.slots.channels),
-        )
+        codes = ["+".join([f"{slot.kind.letter}.{slot.chunk}" for slot in slots]) for slots in self.slots.codes]
+        kinds = [codes[code] or "messages" for code in self.slots.near[0].tolist()]
+        return (*kinds, *[""] * len(self.rounds.calls), *["message"] * len(self.slots.channels))
 
     @cached_property
     def _groups(self) -> dict[object, "CallGroups"]:
@@ -98,11 +98,7 @@ class CallGroups(NamedTuple):
 
 @lru_cache(maxsize=512)
 def build_template(
-    schedule: Schedule,
-    mode: wiring.Send,
-    representatives: tuple[int, ...],
-    before: tuple[RoundTemplate, ...],
-    after: tuple[RoundTemplate, ...],
+    schedule: Schedule, mode: wiring.Send, representatives: tuple[int, ...], before: Rounds, after: Rounds
 ) -> PipelineTemplate:
     """Build the calls of *schedule*; *representatives* has for each micro-batch the one it runs the same as."""
     return _lay_rounds(schedule.stages, before, after).join(_find_calls(schedule, mode, representatives))
@@ -114,7 +110,7 @@ _TEMPLATES: ByIdentity[PipelineTemplate] = ByIdentity(1024)
 class RoundTable:
     """The calls of all rounds, each with the number of its round and its stage."""
 
-    def __init__(self, stages: int, before: tuple[RoundTemplate, ...], after: tuple[RoundTemplate, ...]) -> None:
+    def __init__(self, stages: int, before: Rounds, after: Rounds) -> None:
         rounds = (*before, *after)
         self.calls = [(number, stage) for number, template in enumerate(rounds) for stage in template.stages]
         index = {call: place for place, call in enumerate(self.calls)}
@@ -274,19 +270,22 @@ class SlotTable:
         # One number for the passages of a call: the last comes first, 0 is none.
         own = passages[..., 0] if width == 1 else passages[..., 1] * (1 + len(PASSAGES)) + passages[..., 0]
         first, self.frame = distinct_rows(own)
-        contexts = [list(map(_list_passages, numbers)) for numbers in own[:, first].T.tolist()]
-        self.frames = [wiring.frame_template(mode, wiring.CallContext(own[0], *own[:0:-1])) for own in contexts]
+        self.frames = []
+        for numbers in own[:, first].T.tolist():
+            pairs = [divmod(number, 1 + len(PASSAGES))[::-1] for number in numbers]
+            parts = [tuple([PASSAGES[passage - 1] for passage in pair if passage]) for pair in pairs]
+            self.frames.append(wiring.frame_template(mode, wiring.CallContext(parts[0], *parts[:0:-1])))
 
     def _bind_inputs(self, mode: wiring.Send) -> None:
         """Bind the inputs of calls to the calls and outputs that give the signals."""
         batches, places = self.schedule.micro_batches, self.schedule.stages * self.schedule.chunks
-        size = (1 if mode is wiring.Send.EAGER else len(SIGNALS)) * 2 * places * batches
+        size = (1 if mode is wiring.Send.EAGER else len(wiring.MessageSignal)) * 2 * places * batches
         self.signals = np.full((2, size + batches + 1), -1, np.int64)  # at the end those that nobody gives
-        for entries in zip_longest(*map(_list_given, self.frames), fillvalue=NOWHERE):
+        for entries in zip_longest(*[frame.given for frame in self.frames], fillvalue=wiring.NOWHERE):
             index, outputs = self._find_signals(entries)
             self.signals[0][index], self.signals[1][index] = np.arange(len(index)), outputs
         self.signals[:, size:] = -1
-        wires = zip_longest(*[map(_list_wire, frame.wires) for frame in self.frames], fillvalue=NOWHERE)
+        wires = zip_longest(*[frame.wires for frame in self.frames], fillvalue=wiring.NOWHERE)
         ports = [self._find_signals(entries)[0] for entries in wires]
         # Messages that wait for their receiver are calls of their own: direction, sender, receiver, chunk and places.
         routes = []
@@ -297,12 +296,12 @@ class SlotTable:
                     routes.append((direction, sender, receiver, chunk, place, goal))
         self.channels, self.channel_counts = [direction for direction, *_ in sorted(routes)], list[int]()
         if routes:
-            ports = self._add_channels(sorted(routes), ports, size // len(SIGNALS))
+            ports = self._add_channels(sorted(routes), ports, size // len(wiring.MessageSignal))
         index = np.stack(ports, axis=1) if ports else np.zeros((len(self.kind), 0), np.int64)
         self.source_call, self.source_port = self.signals[0].take(index), self.signals[1].take(index)
         del self.signals
 
-    def _find_signals(self, entries: Sequence[tuple[int, ...]]) -> tuple[IntArray, IntArray]:
+    def _find_signals(self, entries: Sequence[wiring.Wire]) -> tuple[IntArray, IntArray]:
         """Return for each call the place of the signal that its frame has among *entries*, and its output."""
         near, schedule = self.schedule.neighbours, self.schedule
         signal, direction, way, slot, move, output = np.array(entries, np.int64).T.take(self.frame, 1)
@@ -340,10 +339,6 @@ class SlotTable:
         pairs = zip_longest(ports, (ready, posted), fillvalue=nowhere)
         return [np.concatenate([own[:calls], waits[: len(rank)]]) for own, waits in pairs]
 
-    def list_kinds(self) -> list[Slots]:
-        """Return the slots of each kind of call."""
-        return [self.codes[code] for code in self.near[0].tolist()]
-
     def group(self, same: "SameCalls") -> SlotGroups:
         """Return the kinds of calls that run something different, as ``CallGroups`` has them."""
         key = (same.places, same.variants)
@@ -380,10 +375,9 @@ class SlotTable:
 
 
 _find_calls = lru_cache(maxsize=256)(SlotTable)
-ACTIONS, SIGNALS = tuple(SlotAction), tuple(wiring.MessageSignal)
+ACTIONS = tuple(SlotAction)
 WAYS = [None, wiring.LOCAL, 1.0]
 PASSAGES = [wiring.Passage(action, comes, goes) for action in ACTIONS for comes in WAYS for goes in WAYS]
-NOWHERE = -1, 0, -1, 0, 0, 0
 
 
 def _number_passages(schedule: Schedule) -> IntArray:
@@ -396,31 +390,6 @@ def _number_passages(schedule: Schedule) -> IntArray:
     passages[:, 1] = 10 + 3 * goes + comes
     passages[:, 2] = 9 + passages[:, 1]
     return passages.reshape(-1)
-
-
-def _list_passages(number: int) -> tuple[wiring.Passage, ...]:
-    return tuple([PASSAGES[passage - 1] for passage in reversed(divmod(number, 1 + len(PASSAGES))) if passage])
-
-
-def _list_given(frame: wiring.CallFrame) -> list[tuple[int, ...]]:
-    """Return the signals that a call gives: signal, direction, way to its place among neighbours (-1: the place of the
-    slot), slot, call from this one, output.
-    """
-    given = (0, frame.context.own, frame.ready), (1, frame.context.after, frame.posted)
-    return [
-        (move, int(passages[slot].backward), -1, slot, move, output)
-        for move, passages, outputs in given
-        for slot, output in outputs.items()
-    ]
-
-
-def _list_wire(wire: wiring.Wire | None) -> tuple[int, ...]:
-    """Return the signal that an input waits for, as those that a call gives."""
-    if wire is None:
-        return NOWHERE
-    # A message goes where those of the other direction come from.
-    way = (wire.direction, 1 - wire.direction, -1)[list(wiring.WireEnd).index(wire.end)]
-    return SIGNALS.index(wire.signal), wire.direction, way, wire.slot, -wire.of_previous, 0
 
 
 class SameCalls(NamedTuple):

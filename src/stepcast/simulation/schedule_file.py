@@ -75,7 +75,7 @@ def _check_deadlock(schedule: Schedule) -> None:
     calls = build_template(schedule, Send.EAGER, (), (), ())
 
     def name_slot(call: int) -> Slot:
-        slots, batches = calls.slots.list_kinds()[calls.segment[call]], calls.micro_batches
+        slots, batches = calls.slots.codes[calls.slots.near[0, calls.segment[call]]], calls.micro_batches
         assert batches is not None
         return Slot(slots[0].kind, int(batches[call, 0]), slots[0].chunk)
 
