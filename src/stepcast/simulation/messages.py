@@ -67,12 +67,9 @@ class Passage(NamedTuple):
     goes: Cost
 
     @property
-    def backward(self) -> bool:
-        return self.action in BACKWARDS
-
-    @property
     def direction(self) -> int:
-        return int(self.backward)
+        """0 forward, 1 backward."""
+        return int(self.action in BACKWARDS)
 
     @property
     def receives(self) -> bool:
@@ -109,9 +106,7 @@ class MessageSignal(IntEnum):
 
 
 class Wire(NamedTuple):
-    """A signal that an input of a call waits for, or that an output gives: of the place of a slot or of one next to it,
-    for its micro-batch.
-    """
+    """A signal for the micro-batch of a slot that an input of a call waits for, or that an output gives."""
 
     signal: int
     direction: int  # 0 forward, 1 backward
@@ -218,12 +213,12 @@ class _FrameBuilder:
         waits = []
         for number, passage in enumerate(context.before):
             if passage.sends:
-                op = TimedOp("send", passage.goes, self.messages.send_lanes[passage.backward], inputs=(0,))
+                op = TimedOp("send", passage.goes, self.messages.send_lanes[passage.direction], inputs=(0,))
                 wire = Wire(MessageSignal.POSTED, passage.direction, 1 - passage.direction, number, -1)
                 waits.append(self.add(op, wire=wire))
         for number, passage in enumerate(context.own):
             if passage.receives:
-                op = TimedOp("receive", passage.comes, self.messages.receive_lanes[passage.backward], inputs=(0,))
+                op = TimedOp("receive", passage.comes, self.messages.receive_lanes[passage.direction], inputs=(0,))
                 wire = Wire(MessageSignal.READY, passage.direction, passage.direction, number)
                 self.arrived[number] = self.add(op, wire=wire)
                 waits.append(self.arrived[number])
@@ -236,7 +231,7 @@ class _FrameBuilder:
         blocking = self.messages.mode is Send.BLOCKING
         for number, passage in enumerate(after):
             if passage.receives:
-                lane = self.messages.receive_lanes[passage.backward] if blocking else NO_LANE
+                lane = self.messages.receive_lanes[passage.direction] if blocking else NO_LANE
                 self.posted[number] = self.add(TimedOp("post receive", 0.0, lane, lanes=(self.messages.compute_lane,)))
 
     def wire_input(self, own: tuple[Passage, ...], port: int) -> Wire:
@@ -248,7 +243,7 @@ class _FrameBuilder:
             passes = self.messages.mode is Send.RENDEZVOUS and passage.receives
             signal = MessageSignal.ARRIVED if passes else MessageSignal.READY
             return Wire(signal, passage.direction, passage.direction, port)
-        return Wire(MessageSignal.READY, 0, -1, port) if passage.backward else NOWHERE
+        return Wire(MessageSignal.READY, 0, -1, port) if passage.direction else NOWHERE
 
     def send_outputs(self, own: tuple[Passage, ...]) -> None:
         """Send (eager) or post the send (blocking) of what each slot produced."""
@@ -260,5 +255,5 @@ class _FrameBuilder:
             free = mode is Send.EAGER and passage.goes == 0
             if passage.sends and mode is not Send.RENDEZVOUS and not free:
                 name, cost = ("send", passage.goes) if mode is Send.EAGER else ("post send", 0.0)
-                op = TimedOp(name, cost, self.messages.send_lanes[passage.backward], inputs=(0,))
+                op = TimedOp(name, cost, self.messages.send_lanes[passage.direction], inputs=(0,))
                 self.ready[number] = self.add(op, bind={0: self.produced[number]})

@@ -121,26 +121,22 @@ class RoundTable:
         for side, (_, stage) in zip(sides, self.calls, strict=True):
             place.append(side[stage])
             side[stage] += 1
-        self.place, self.is_after = (
-            np.array(place, np.int64),
-            np.array([side is self.counts[1] for side in sides], bool),
-        )
+        self.place, self.is_after = np.array(place, np.int64), np.array([call[0] >= len(before) for call in self.calls])
         # Calls x inputs: the call that gives the input, or -1.
         most = max([0, *[len(others) for template in rounds for _, others in template.waits]])
         self.sources = np.full((len(self.calls), most), -1, np.int64)
         for number, template in enumerate(rounds):
             awaited = number if template.in_turn else number - 1
             for stage, others in template.waits:
-                for other in others:
-                    if (awaited, other) not in index:
-                        words = "which takes no part in the round before"
-                        raise ProgramError(f"stage {stage} waits for stage {other}, {words}")
+                if absent := [other for other in others if (awaited, other) not in index]:
+                    words = f"stage {stage} waits for stage {absent[0]}, which takes no part in the round before"
+                    raise ProgramError(words)
                 self.sources[index[number, stage], : len(others)] = [index[awaited, other] for other in others]
         self.groups: dict[tuple[int, ...], tuple[list[tuple[int, int]], IntArray]] = {}
 
     def group(self, turns: tuple[int, ...]) -> tuple[list[tuple[int, int]], IntArray]:
-        """Return one of the calls of each round that run the same, as stages of the same turn do that wait for as many
-        others, and the number of that of each call.
+        """Return one of the calls of each round that run the same (their stages have the same turn and wait for as many
+        others), and its number for each call.
         """
         if turns not in self.groups:
             turn_of, waits = turns or range(len(self.calls)), (self.sources >= 0).sum(1).tolist()
@@ -178,9 +174,6 @@ class RoundTable:
         rank_start = np.concatenate([[0], ends, ends[-1] + np.cumsum(slots.channel_counts, dtype=np.int64)])
         sources = source_call, source_port
         return PipelineTemplate(rank_start, segment, *sources, slots.rank_names, labels, slots=slots, rounds=self)
-
-
-_lay_rounds = lru_cache(maxsize=512)(RoundTable)
 
 
 def _number_slots(
@@ -231,9 +224,7 @@ class SlotTable:
     """The calls of the slots of all stages, stage by stage, then those of the channels between stages."""
 
     def __init__(self, schedule: Schedule, mode: wiring.Send, representatives: tuple[int, ...]) -> None:
-        """Blocking messages add an empty call at each end of a stage, in which the first receive is posted and the last
-        send passes.
-        """
+        """In blocking mode an empty call at each end of a stage posts the first receive, or lets the last send pass."""
         self.schedule = schedule
         self.codes, stage, code, batches = _number_slots(schedule, representatives)
         if mode is wiring.Send.BLOCKING:
@@ -265,8 +256,8 @@ class SlotTable:
         slots = [[slot.kind * chunks + slot.chunk for slot in own] + [-1] * (width - len(own)) for own in self.codes]
         slot = np.array(slots, np.int64)
         self.chunk = np.maximum(np.where(slot.T < 0, slot[:, 0], slot.T), 0) % chunks
-        place = self.stage[:, None] * (len(SlotAction) * chunks) + slot[near]
-        passages = np.where(slot[near] < 0, 0, _number_passages(self.schedule).take(place, mode="clip"))
+        place, own = self.stage[:, None] * (len(SlotAction) * chunks), slot[near]
+        passages = np.where(own < 0, 0, _number_passages(self.schedule).take(place + own, mode="clip"))
         # One number for the passages of a call: the last comes first, 0 is none.
         own = passages[..., 0] if width == 1 else passages[..., 1] * (1 + len(PASSAGES)) + passages[..., 0]
         first, self.frame = distinct_rows(own)
@@ -289,14 +280,15 @@ class SlotTable:
         ports = [self._find_signals(entries)[0] for entries in wires]
         # Messages that wait for their receiver are calls of their own: direction, sender, receiver, chunk and places.
         routes = []
-        for direction, goals in enumerate(self.schedule.neighbours[::-1].tolist()):
-            for place, goal in enumerate(goals):
+        for direction in range(2) if mode is wiring.Send.RENDEZVOUS else ():
+            for place, goal in enumerate(self.schedule.neighbours[1 - direction].tolist()):
                 (sender, chunk), receiver = divmod(place, self.schedule.chunks), goal // self.schedule.chunks
-                if mode is wiring.Send.RENDEZVOUS and receiver not in (-1, sender):
+                if receiver not in (-1, sender):
                     routes.append((direction, sender, receiver, chunk, place, goal))
-        self.channels, self.channel_counts = [direction for direction, *_ in sorted(routes)], list[int]()
+        routes.sort()
+        self.channels, self.channel_counts = [direction for direction, *_ in routes], list[int]()
         if routes:
-            ports = self._add_channels(sorted(routes), ports, size // len(wiring.MessageSignal))
+            ports = self._add_channels(routes, ports, size // len(wiring.MessageSignal))
         index = np.stack(ports, axis=1) if ports else np.zeros((len(self.kind), 0), np.int64)
         self.source_call, self.source_port = self.signals[0].take(index), self.signals[1].take(index)
         del self.signals
@@ -312,7 +304,7 @@ class SlotTable:
         moved = (2 * move + slot).take(self.kind) + np.arange(0, self.batches.size, 2)
         return first.take(self.kind) + self.batches.take(moved, mode="wrap"), output.take(self.kind)
 
-    def _add_channels(self, routes: list[tuple[int, ...]], ports: list[IntArray], step: int) -> list[IntArray]:
+    def _add_channels(self, routes: Sequence[tuple[int, ...]], ports: list[IntArray], step: int) -> list[IntArray]:
         """Add the messages of *routes* in the order of their senders; return the signals of the inputs of all calls,
         those of the calls of slots being *ports*. Signals of one kind begin *step* after those of the one before.
         """
@@ -374,7 +366,7 @@ class SlotTable:
         return self.groups[key]
 
 
-_find_calls = lru_cache(maxsize=256)(SlotTable)
+_lay_rounds, _find_calls = lru_cache(maxsize=512)(RoundTable), lru_cache(maxsize=256)(SlotTable)
 ACTIONS = tuple(SlotAction)
 WAYS = [None, wiring.LOCAL, 1.0]
 PASSAGES = [wiring.Passage(action, comes, goes) for action in ACTIONS for comes in WAYS for goes in WAYS]
