@@ -172,8 +172,9 @@ class RoundTable:
         labels = np.full((len(segment), 2), -1, np.int64)
         labels[placed] = slots.batches
         rank_start = np.concatenate([[0], ends, ends[-1] + np.cumsum(slots.channel_counts, dtype=np.int64)])
-        sources = source_call, source_port
-        return PipelineTemplate(rank_start, segment, *sources, slots.rank_names, labels, slots=slots, rounds=self)
+        return PipelineTemplate(
+            rank_start, segment, source_call, source_port, slots.rank_names, labels, (), slots, self
+        )
 
 
 def _number_slots(
@@ -251,8 +252,7 @@ class SlotTable:
 
     def _find_frames(self, mode: wiring.Send) -> None:
         """Find the chunks of each slot of all codes, and the frame of each kind of call."""
-        chunks, near = self.schedule.chunks, self.near
-        width = 2 if self.schedule.has_pairs else 1
+        chunks, near, width = self.schedule.chunks, self.near, 1 + self.schedule.has_pairs
         slots = [[slot.kind * chunks + slot.chunk for slot in own] + [-1] * (width - len(own)) for own in self.codes]
         slot = np.array(slots, np.int64)
         self.chunk = np.maximum(np.where(slot.T < 0, slot[:, 0], slot.T), 0) % chunks
@@ -367,8 +367,7 @@ class SlotTable:
 
 
 _lay_rounds, _find_calls = lru_cache(maxsize=512)(RoundTable), lru_cache(maxsize=256)(SlotTable)
-ACTIONS = tuple(SlotAction)
-WAYS = [None, wiring.LOCAL, 1.0]
+ACTIONS, WAYS = tuple(SlotAction), (None, wiring.LOCAL, 1.0)
 PASSAGES = [wiring.Passage(action, comes, goes) for action in ACTIONS for comes in WAYS for goes in WAYS]
 
 
