@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.simulation.engine import simulate, task_times
-from stepcast.simulation.messages import Messages, Send, SlotKind, find_passage
-from stepcast.simulation.pipeline import Round, pipeline_program
+from stepcast.simulation.messages import Messages, Send, SlotKind
+from stepcast.simulation.pipeline import Round, SlotTable, pipeline_program
 from stepcast.simulation.program import Program, ProgramBuilder
 from stepcast.simulation.schedule import SlotAction
 from stepcast.simulation.schedules import make_schedule
@@ -151,12 +151,12 @@ def test_waiting_more_never_helps(name: str, seconds: float, more: float) -> Non
 
 def test_the_turn_of_a_v_costs_no_message() -> None:
     schedule = make_schedule("zb-v", 2, 4, 2)
+    table = SlotTable(schedule, Send.EAGER, ())
     sending = {
-        (action, stage, chunk)
-        for action in (SlotAction.FORWARD, SlotAction.INPUT, SlotAction.WEIGHT)
-        for stage in range(2)
-        for chunk in range(2)
-        if find_passage(schedule, stage, SlotKind(action, chunk, False, False)).sends
+        (slot.kind, stage, slot.chunk)
+        for stage, code, frame in zip(table.stage.tolist(), table.near[0].tolist(), table.frame.tolist(), strict=True)
+        for slot in table.codes[code]
+        if table.frames[frame].context.own[0].sends
     }
     assert sending == {
         (SlotAction.FORWARD, 0, 0),

@@ -6,6 +6,8 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 
+import numpy as np
+
 from stepcast.ir.types import ByIdentity, cached_property, dataclass
 from stepcast.ir.workload import FIRST, LAST, Block, Stage, Workload, count_layers, unfold_blocks
 from stepcast.simulation.lanes import PHASES_OF
@@ -60,7 +62,7 @@ class Chunk:
 
 def split_chunks(workload: Workload, schedule: Schedule, body: Body) -> tuple[list[Chunk], tuple[int, ...]]:
     """Return the different chunks of *schedule*, and the number of that of each place, chunk by chunk of each stage."""
-    copies = model_copies(schedule)
+    copies = schedule.copies
     if not workload.uniform:
         if len(workload.stages) != len(copies[0]):
             raise ValueError(
@@ -84,26 +86,15 @@ def find_positions(schedule: Schedule) -> tuple[int, ...]:
     """Return the position in the model of each place, chunk by chunk of each stage. The chunks of a stage follow one
     another in the model, or belong to one copy of it after the other.
     """
-    position = {place: index for copy in model_copies(schedule) for index, place in enumerate(copy)}
-    return tuple([position[place] for place in sorted(position)])
+    position = np.empty(schedule.stages * schedule.chunks, np.int64)
+    for copy in schedule.copies:
+        position[copy] = np.arange(len(copy))
+    return tuple(position.tolist())
 
 
-@lru_cache(maxsize=256)
 def model_copies(schedule: Schedule) -> list[list[ChunkPlace]]:
-    """Return the places of each copy of the model, from its start to its end; DualPipe runs two copies."""
-    copies: list[list[ChunkPlace]] = []
-    for chunk in range(schedule.chunks):
-        for stage in range(schedule.stages):
-            place: ChunkPlace | None = ChunkPlace(stage, chunk)
-            assert place is not None
-            if schedule.previous(place) is not None:
-                continue
-            copy: list[ChunkPlace] = []
-            while place is not None:
-                copy.append(place)
-                place = schedule.following(place)
-            copies.append(copy)
-    return copies
+    """Return the places of each copy of the model, from its start to its end."""
+    return [[ChunkPlace(*divmod(place, schedule.chunks)) for place in copy.tolist()] for copy in schedule.copies]
 
 
 def find_representatives(workload: Workload, micro_batches: int) -> tuple[int, ...]:

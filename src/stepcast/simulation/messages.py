@@ -1,11 +1,11 @@
 """Messages between stages: the ops around the segment of a call that send and receive."""
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
 from stepcast.ir.types import dataclass
-from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
+from stepcast.simulation.schedule import SlotAction
 from stepcast.simulation.segments import NO_LANE, Cost, ProgramError, Segment, TimedOp
 
 DEFAULT_MICRO_BATCH = -1
@@ -67,8 +67,9 @@ class Passage(NamedTuple):
     goes: Cost
 
     @property
-    def backward(self) -> bool:
-        return self.action in BACKWARDS
+    def direction(self) -> int:
+        """0 forward, 1 backward."""
+        return int(self.action in BACKWARDS)
 
     @property
     def receives(self) -> bool:
@@ -96,53 +97,37 @@ class CallContext(NamedTuple):
         return CallContext(*[tuple(map(price, part)) for part in self])
 
 
-def find_passage(schedule: Schedule, stage: int, slot: SlotKind) -> Passage:
-    """Return how the message of *slot* passes its *stage*, at a cost of 1 from another."""
-    if slot.kind is SlotAction.WEIGHT:
-        return Passage(slot.kind, None, None)
-    here = ChunkPlace(stage, slot.chunk)
-    source, target = schedule.previous(here), schedule.following(here)
-    if slot.kind in BACKWARDS:
-        source, target = target, source
-    comes, goes = (None if place is None else LOCAL if place.stage == stage else 1.0 for place in (source, target))
-    return Passage(slot.kind, comes, goes)
-
-
-class MessageSignal(StrEnum):
+class MessageSignal(IntEnum):
     """The signal of another call that an input waits for."""
 
-    READY = "ready"  # the message of a place has arrived (eager), or its sender has posted it
-    POSTED = "posted"  # the receive of a place has been posted
-    ARRIVED = "arrived"  # the message of a place has passed (rendezvous)
-
-
-class WireEnd(StrEnum):
-    """A place as seen from that of a slot: where its message comes from, where it goes, or its own."""
-
-    SOURCE = "source"
-    TARGET = "target"
-    HERE = "here"
+    READY = 0  # the message of a place has arrived (eager), or its sender has posted it
+    POSTED = 1  # the receive of a place has been posted
+    ARRIVED = 2  # the message of a place has passed (rendezvous)
 
 
 class Wire(NamedTuple):
-    """The signal that an input of a call waits for: of the place at an *end* of a slot, for its micro-batch."""
+    """A signal for the micro-batch of a slot that an input of a call waits for, or that an output gives."""
 
-    signal: MessageSignal
+    signal: int
     direction: int  # 0 forward, 1 backward
-    end: WireEnd
+    way: int  # to the place: 0 before that of the slot in the model, 1 after it, -1 the same
     slot: int
-    of_previous: bool = False  # the slot is one of the call before, whose message is being sent
+    move: int = 0  # to the call whose slot it is: -1 the one before this one, 1 the one after it
+    output: int = 0
+
+
+NOWHERE = Wire(-1, 0, -1, 0)
+"""An input that waits for nothing."""
 
 
 @dataclass(frozen=True, eq=False)
 class CallFrame:
-    """A segment with the ops of its messages, the signal of each input, and the outputs that give signals."""
+    """A segment with the ops of its messages, the signal of each input, and those that its outputs give."""
 
     context: CallContext
     segment: Segment
-    wires: tuple[Wire | None, ...]
-    ready: dict[int, int]  # slot of this call -> output
-    posted: dict[int, int]  # slot of the next call -> output
+    wires: tuple[Wire, ...]
+    given: tuple[Wire, ...]
 
 
 def build_frame(base: Segment | None, context: CallContext, messages: Messages, lanes: int) -> CallFrame:
@@ -167,13 +152,16 @@ def build_frame(base: Segment | None, context: CallContext, messages: Messages, 
     if messages.mode is Send.BLOCKING:
         builder.post_receives(context.after)
     outputs = sorted({*builder.ready.values(), *builder.posted.values()})
-    ready, posted = (
-        {slot: outputs.index(output) for slot, output in part.items()} for part in (builder.ready, builder.posted)
-    )
+    parts = (builder.ready, context.own), (builder.posted, context.after)  # of this call, and of the next
+    given = [
+        Wire(move, passages[slot].direction, -1, slot, move, outputs.index(output))
+        for move, (part, passages) in enumerate(parts)
+        for slot, output in part.items()
+    ]
     segment = builder.segment or Segment.of("", (), lanes=lanes)
     if outputs != list(range(builder.outputs)):
         segment = segment.with_outputs(outputs)
-    return CallFrame(context, segment, tuple(builder.wires), ready, posted)
+    return CallFrame(context, segment, tuple(builder.wires), tuple(given))
 
 
 TEMPLATE_LANES = 5
@@ -201,7 +189,7 @@ class _FrameBuilder:
         self.messages, self.lanes = messages, lanes
         self.segment: Segment | None = None
         self.outputs = 0
-        self.wires: list[Wire | None] = []
+        self.wires: list[Wire] = []
         self.arrived: dict[int, int] = {}
         self.produced: dict[int, int] = {}
         self.ready: dict[int, int] = {}
@@ -225,13 +213,13 @@ class _FrameBuilder:
         waits = []
         for number, passage in enumerate(context.before):
             if passage.sends:
-                op = TimedOp("send", passage.goes, self.messages.send_lanes[passage.backward], inputs=(0,))
-                wire = Wire(MessageSignal.POSTED, int(passage.backward), WireEnd.TARGET, number, of_previous=True)
+                op = TimedOp("send", passage.goes, self.messages.send_lanes[passage.direction], inputs=(0,))
+                wire = Wire(MessageSignal.POSTED, passage.direction, 1 - passage.direction, number, -1)
                 waits.append(self.add(op, wire=wire))
         for number, passage in enumerate(context.own):
             if passage.receives:
-                op = TimedOp("receive", passage.comes, self.messages.receive_lanes[passage.backward], inputs=(0,))
-                wire = Wire(MessageSignal.READY, int(passage.backward), WireEnd.SOURCE, number)
+                op = TimedOp("receive", passage.comes, self.messages.receive_lanes[passage.direction], inputs=(0,))
+                wire = Wire(MessageSignal.READY, passage.direction, passage.direction, number)
                 self.arrived[number] = self.add(op, wire=wire)
                 waits.append(self.arrived[number])
         if waits:
@@ -243,19 +231,19 @@ class _FrameBuilder:
         blocking = self.messages.mode is Send.BLOCKING
         for number, passage in enumerate(after):
             if passage.receives:
-                lane = self.messages.receive_lanes[passage.backward] if blocking else NO_LANE
+                lane = self.messages.receive_lanes[passage.direction] if blocking else NO_LANE
                 self.posted[number] = self.add(TimedOp("post receive", 0.0, lane, lanes=(self.messages.compute_lane,)))
 
-    def wire_input(self, own: tuple[Passage, ...], port: int) -> Wire | None:
+    def wire_input(self, own: tuple[Passage, ...], port: int) -> Wire:
         """Return what an input without an op of its own waits for: its message, or the loss of this stage."""
         if port >= len(own) or own[port].action is SlotAction.WEIGHT:
-            return None
+            return NOWHERE
         passage = own[port]
         if passage.comes is not None:
             passes = self.messages.mode is Send.RENDEZVOUS and passage.receives
             signal = MessageSignal.ARRIVED if passes else MessageSignal.READY
-            return Wire(signal, int(passage.backward), WireEnd.SOURCE, port)
-        return Wire(MessageSignal.READY, 0, WireEnd.HERE, port) if passage.backward else None
+            return Wire(signal, passage.direction, passage.direction, port)
+        return Wire(MessageSignal.READY, 0, -1, port) if passage.direction else NOWHERE
 
     def send_outputs(self, own: tuple[Passage, ...]) -> None:
         """Send (eager) or post the send (blocking) of what each slot produced."""
@@ -267,5 +255,5 @@ class _FrameBuilder:
             free = mode is Send.EAGER and passage.goes == 0
             if passage.sends and mode is not Send.RENDEZVOUS and not free:
                 name, cost = ("send", passage.goes) if mode is Send.EAGER else ("post send", 0.0)
-                op = TimedOp(name, cost, self.messages.send_lanes[passage.backward], inputs=(0,))
+                op = TimedOp(name, cost, self.messages.send_lanes[passage.direction], inputs=(0,))
                 self.ready[number] = self.add(op, bind={0: self.produced[number]})

@@ -8,7 +8,7 @@ schedule alone: it is a ``PipelineTemplate``, built once with array operations a
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import product, zip_longest
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from stepcast.ir.arrays import IntArray, distinct, distinct_rows
 from stepcast.ir.types import ByIdentity, cached_property, dataclass
 from stepcast.simulation import messages as wiring
 from stepcast.simulation.program import CallTable, Program
-from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
+from stepcast.simulation.schedule import Schedule, SlotAction
 from stepcast.simulation.segments import Chain, Piece, ProgramError, Segment, TimedOp, intern_chain
 
 
@@ -28,6 +28,9 @@ class RoundTemplate(NamedTuple):
     waits: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """Stages with those whose output 0 of the round before is input 0, 1, ... of their segments."""
     in_turn: bool = False  # they wait for outputs of this same round instead, one after the other
+
+
+Rounds = tuple[RoundTemplate, ...]
 
 
 class Round(NamedTuple):
@@ -48,29 +51,6 @@ Slots = tuple[wiring.SlotKind, ...]
 """The one or two slots of a call."""
 
 
-class SlotCall(NamedTuple):
-    """A segment that a stage calls for *slots*."""
-
-    stage: int
-    slots: Slots
-    frame: wiring.CallFrame
-
-
-class RoundCall(NamedTuple):
-    """A segment that a stage calls in a round."""
-
-    number: int
-    stage: int
-
-
-class ChannelCall(NamedTuple):
-    """A segment that a channel between two stages calls: a message that waits for its receiver."""
-
-    kind: SlotAction
-    source: ChunkPlace
-    target: ChunkPlace
-
-
 @dataclass(frozen=True, eq=False)
 class PipelineTemplate(CallTable):
     """The calls of a pipeline without their segments, whose numbers are those of the kinds of its slots, of the calls
@@ -83,9 +63,9 @@ class PipelineTemplate(CallTable):
 
     @property
     def segment_names(self) -> tuple[str, ...]:
-        kinds = ["+".join([f"{slot.kind.letter}.{slot.chunk}" for slot in call.slots]) for call in self.slots.kinds]
-        names = [name or "messages" for name in kinds]
-        return (*names, *("" for _ in self.rounds.calls), *("message" for _ in self.slots.channels))
+        codes = ["+".join([f"{slot.kind.letter}.{slot.chunk}" for slot in slots]) for slots in self.slots.codes]
+        kinds = [codes[code] or "messages" for code in self.slots.near[0].tolist()]
+        return (*kinds, *[""] * len(self.rounds.calls), *["message"] * len(self.slots.channels))
 
     @cached_property
     def _groups(self) -> dict[object, "CallGroups"]:
@@ -104,211 +84,97 @@ class PipelineTemplate(CallTable):
         return groups
 
 
+SlotGroups = tuple[list[tuple[wiring.CallFrame, int]], list[tuple[int, Slots]], IntArray]
+
+
 class CallGroups(NamedTuple):
     """The kinds of calls of a pipeline that run something different: those of slots, of rounds, then the channels."""
 
     slots: list[tuple[wiring.CallFrame, int]]  # with the number of what they run among *runs*
-    runs: list[SlotCall]  # one of the calls that run the same slots of the same chunks
-    rounds: list[RoundCall]
+    runs: list[tuple[int, Slots]]  # stage and slots of one of the calls that run the same slots of the same chunks
+    rounds: list[tuple[int, int]]  # round and stage
     which: IntArray  # for each kind of the template its number
 
 
 @lru_cache(maxsize=512)
 def build_template(
-    schedule: Schedule,
-    mode: wiring.Send,
-    representatives: tuple[int, ...],
-    before: tuple[RoundTemplate, ...],
-    after: tuple[RoundTemplate, ...],
+    schedule: Schedule, mode: wiring.Send, representatives: tuple[int, ...], before: Rounds, after: Rounds
 ) -> PipelineTemplate:
     """Build the calls of *schedule*; *representatives* has for each micro-batch the one it runs the same as."""
-    return lay_rounds(schedule.stages, before, after).join(find_calls(schedule, mode, representatives))
+    return _lay_rounds(schedule.stages, before, after).join(_find_calls(schedule, mode, representatives))
 
 
 _TEMPLATES: ByIdentity[PipelineTemplate] = ByIdentity(1024)
 
 
-@dataclass(frozen=True, eq=False)
 class RoundTable:
-    """The calls of all rounds."""
+    """The calls of all rounds, each with the number of its round and its stage."""
 
-    calls: list[RoundCall]
-    stage: IntArray  # of each call
-    is_after: IntArray  # 1 for calls that come after the slots of their stage, 0 for those before them
-    place: IntArray  # the number of calls of its stage that come before it on the same side of the slots
-    sources: IntArray  # calls x inputs: the call that gives the input, or -1
-    counts: IntArray  # 2 x stages: the calls before the slots of each stage and after them
+    def __init__(self, stages: int, before: Rounds, after: Rounds) -> None:
+        rounds = (*before, *after)
+        self.calls = [(number, stage) for number, template in enumerate(rounds) for stage in template.stages]
+        index = {call: place for place, call in enumerate(self.calls)}
+        self.stage = np.array([stage for _, stage in self.calls], np.int64)
+        # On each side of the slots the calls of each stage, and the number of those before each call.
+        self.counts: tuple[list[int], list[int]] = ([0] * stages, [0] * stages)
+        sides, place = [self.counts[number >= len(before)] for number, _ in self.calls], []
+        for side, (_, stage) in zip(sides, self.calls, strict=True):
+            place.append(side[stage])
+            side[stage] += 1
+        self.place, self.is_after = np.array(place, np.int64), np.array([call[0] >= len(before) for call in self.calls])
+        # Calls x inputs: the call that gives the input, or -1.
+        most = max([0, *[len(others) for template in rounds for _, others in template.waits]])
+        self.sources = np.full((len(self.calls), most), -1, np.int64)
+        for number, template in enumerate(rounds):
+            awaited = number if template.in_turn else number - 1
+            for stage, others in template.waits:
+                if absent := [other for other in others if (awaited, other) not in index]:
+                    words = f"stage {stage} waits for stage {absent[0]}, which takes no part in the round before"
+                    raise ProgramError(words)
+                self.sources[index[number, stage], : len(others)] = [index[awaited, other] for other in others]
+        self.groups: dict[tuple[int, ...], tuple[list[tuple[int, int]], IntArray]] = {}
 
-    @cached_property
-    def _groups(self) -> dict[tuple[int, ...], tuple[list[RoundCall], IntArray]]:
-        return {}
-
-    def group(self, turns: tuple[int, ...]) -> tuple[list[RoundCall], IntArray]:
-        """Return one of the calls of each round that run the same, as stages of the same turn do that wait for as many
-        others, and the number of that of each call.
+    def group(self, turns: tuple[int, ...]) -> tuple[list[tuple[int, int]], IntArray]:
+        """Return one of the calls of each round that run the same (their stages have the same turn and wait for as many
+        others), and its number for each call.
         """
-        if turns not in self._groups:
-            kinds: dict[tuple[int, int, int], RoundCall] = {}
-            turn_of, waits = turns or range(self.counts.shape[1]), (self.sources >= 0).sum(1).tolist()
-            keys = [(call.number, turn_of[call.stage], count) for call, count in zip(self.calls, waits, strict=True)]
-            for key, call in zip(keys, self.calls, strict=True):
-                kinds.setdefault(key, call)
-            number = {key: index for index, key in enumerate(kinds)}
-            self._groups[turns] = list(kinds.values()), np.array([number[key] for key in keys], np.int64)
-        return self._groups[turns]
+        if turns not in self.groups:
+            turn_of, waits = turns or range(len(self.calls)), (self.sources >= 0).sum(1).tolist()
+            keys = [(number, turn_of[stage], count) for (number, stage), count in zip(self.calls, waits, strict=True)]
+            first = dict(zip(reversed(keys), reversed(self.calls), strict=True))
+            number = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+            self.groups[turns] = [first[key] for key in number], np.array([number[key] for key in keys], np.int64)
+        return self.groups[turns]
 
     def join(self, slots: "SlotTable") -> PipelineTemplate:
         """Return the calls of *slots* on each stage between those of the rounds, then those of the channels."""
-        first, last = self.counts
+        first, last = map(np.array, self.counts)
         ends = np.cumsum(slots.counts + first + last)
         starts = ends - slots.counts - last  # of the slots
-        shift = starts - np.cumsum(slots.counts) + slots.counts
-        calls, own = len(slots.kind), int(slots.counts.sum())
-        numbers = np.arange(len(self.calls), len(self.calls) + calls + 1)  # channels follow all stages
-        numbers[:own] = np.arange(own) + np.repeat(shift, slots.counts)
+        kinds, rounds, calls, own = len(slots.stage), len(self.calls), len(slots.kind), int(slots.counts.sum())
+        # The number of each call of a slot or channel, then -1 for none. Channels follow all stages.
+        numbers = np.arange(rounds, rounds + calls + 1)
+        numbers[:own] = np.arange(own) + np.repeat(starts - np.cumsum(slots.counts) + slots.counts, slots.counts)
         numbers[calls] = -1
         placed = numbers[:calls]
-        before, after = (starts - first)[self.stage], (starts + slots.counts)[self.stage]
-        turns = np.where(self.is_after, after, before) + self.place
-        total, kinds, inputs = calls + len(self.calls), len(slots.kind_stage), slots.source_call.shape[1]
-        segment = np.empty(total, np.int64)
+        turns = np.where(self.is_after, (starts + slots.counts)[self.stage], (starts - first)[self.stage]) + self.place
+        segment = np.empty(calls + rounds, np.int64)
         segment[placed] = slots.kind
-        segment[placed[own:]] += len(self.calls)
-        segment[turns] = np.arange(kinds, kinds + len(self.calls))
-        source_call, source_port = np.full((2, total, max(inputs, self.sources.shape[1])), -1, np.int64)
+        segment[placed[own:]] += rounds
+        segment[turns] = np.arange(kinds, kinds + rounds)
+        inputs, met = slots.source_call.shape[1], self.sources.shape[1]
+        source_call, source_port = np.full((2, len(segment), max(inputs, met)), -1, np.int64)
         source_call[placed, :inputs] = numbers.take(slots.source_call)
         source_port[placed, :inputs] = slots.source_port
-        if self.calls:
-            met = self.sources.shape[1]
+        if rounds:
             source_call[turns, :met] = np.where(self.sources < 0, -1, turns[self.sources])
             source_port[turns, :met] = np.minimum(self.sources, 0)
-        labels = np.full((total, 2), -1, np.int64)
+        labels = np.full((len(segment), 2), -1, np.int64)
         labels[placed] = slots.batches
+        rank_start = np.concatenate([[0], ends, ends[-1] + np.cumsum(slots.channel_counts, dtype=np.int64)])
         return PipelineTemplate(
-            rank_start=np.concatenate([[0], ends, ends[-1] + np.cumsum(slots.channel_counts, dtype=np.int64)]),
-            segment=segment,
-            source_call=source_call,
-            source_port=source_port,
-            rank_names=slots.rank_names,
-            micro_batches=labels,
-            slots=slots,
-            rounds=self,
+            rank_start, segment, source_call, source_port, slots.rank_names, labels, (), slots, self
         )
-
-
-@lru_cache(maxsize=512)
-def lay_rounds(stages: int, before: tuple[RoundTemplate, ...], after: tuple[RoundTemplate, ...]) -> RoundTable:
-    """Return the calls of rounds *before* the slots and *after* them."""
-    rounds = (*before, *after)
-    calls = [RoundCall(number, stage) for number, template in enumerate(rounds) for stage in template.stages]
-    index: dict[tuple[int, int], int] = {call: place for place, call in enumerate(calls)}
-    counts = [0] * stages, [0] * stages
-    is_after, place = [call.number >= len(before) for call in calls], []
-    for call, side in zip(calls, is_after, strict=True):
-        place.append(counts[side][call.stage])
-        counts[side][call.stage] += 1
-    most = max([0, *[len(others) for template in rounds for _, others in template.waits]])
-    sources = np.full((len(calls), most), -1, np.int64)
-    for number, template in enumerate(rounds):
-        awaited = number if template.in_turn else number - 1
-        for stage, others in template.waits:
-            for port, other in enumerate(others):
-                if (awaited, other) not in index:
-                    raise ProgramError(
-                        f"stage {stage} waits for stage {other}, which takes no part in the round before"
-                    )
-                sources[index[number, stage], port] = index[awaited, other]
-    columns = [np.array(column, np.int64) for column in ([call.stage for call in calls], is_after, place)]
-    return RoundTable(calls, *columns, sources, np.array(counts, np.int64))
-
-
-@dataclass(frozen=True, eq=False)
-class SlotTable:
-    """The calls of the slots of all stages, stage by stage, then those of the channels between stages."""
-
-    schedule: Schedule
-    counts: IntArray  # the calls of each stage
-    kind: IntArray  # of each call: those of a stage follow one another, then those of channels
-    batches: IntArray  # calls x 2: the micro-batches of the slots, -1 where there is no such slot
-    source_call: IntArray  # calls x inputs, as in a ``CallTable``
-    source_port: IntArray
-    kind_stage: IntArray
-    kind_code: IntArray  # of each kind of slots the number of its slots among *codes*
-    kind_frame: IntArray  # and of its frame among *frames*
-    kind_order: IntArray  # rises with what the calls before and after it are
-    codes: list[Slots]
-    chunk: IntArray  # slots of a call x codes: the chunk of each, that of the first where there is no second
-    frames: list[wiring.CallFrame]
-    channels: list[ChannelCall]
-    channel_counts: list[int]  # the calls of each rank of channels
-    rank_names: tuple[str, ...]
-
-    @property
-    def kinds(self) -> list[SlotCall]:
-        parts = zip(self.kind_stage.tolist(), self.kind_code.tolist(), self.kind_frame.tolist(), strict=True)
-        return [SlotCall(stage, self.codes[code], self.frames[frame]) for stage, code, frame in parts]
-
-    @cached_property
-    def _groups(self) -> dict[object, tuple[list[tuple[wiring.CallFrame, int]], list[SlotCall], IntArray]]:
-        return {}
-
-    def group(self, same: "SameCalls") -> tuple[list[tuple[wiring.CallFrame, int]], list[SlotCall], IntArray]:
-        """Return the kinds of calls that run something different, as ``CallGroups`` has them."""
-        key = (same.places, same.variants)
-        if key not in self._groups:
-            self._groups[key] = self._find_groups(same)
-        return self._groups[key]
-
-    def _find_groups(self, same: "SameCalls") -> tuple[list[tuple[wiring.CallFrame, int]], list[SlotCall], IntArray]:
-        places, count, chunks = np.array(same.places, np.int64), max(same.places) + 1, self.schedule.chunks
-        order = self.kind_order
-        for own in places[self.kind_stage * chunks + self.chunk[:, self.kind_code]]:
-            order = order * count + own
-        _, where, groups = distinct(order)
-        calls: dict[tuple[int, int], int] = {}
-        runs: dict[Hashable, int] = {}
-        known: dict[Hashable, Hashable] = {}
-        first_calls, which = [], []
-        columns = [part[where].tolist() for part in (self.kind_stage, self.kind_code, self.kind_frame)]
-        for stage, code, frame in zip(*columns, strict=True):
-            slots, key = self.codes[code], []
-            for slot in slots:
-                own = same.places[stage * chunks + slot.chunk], slot.kind, slot[2:]
-                if own not in known:
-                    known[own] = own[0], same.find(stage, slot)
-                key.append(known[own])
-            run = runs.setdefault(tuple(key), len(runs))
-            if run == len(first_calls):
-                first_calls.append(SlotCall(stage, slots, self.frames[frame]))
-            which.append(calls.setdefault((frame, run), len(calls)))
-        kinds = [(self.frames[frame], run) for frame, run in calls]
-        return kinds, first_calls, np.array(which, np.int64)[groups]
-
-
-@lru_cache(maxsize=256)
-def find_calls(schedule: Schedule, mode: wiring.Send, representatives: tuple[int, ...]) -> SlotTable:
-    """Return the calls of all slots. Blocking messages add an empty call at each end of a stage, in which the first
-    receive is posted and the last send passes.
-    """
-    codes, stage, code, batches = _number_slots(schedule, representatives)
-    if mode is wiring.Send.BLOCKING:
-        ends = np.searchsorted(stage, np.arange(schedule.stages + 1))
-        # Where one stage ends and the next begins, its own end comes first.
-        bounds = np.concatenate([ends[1:], ends[:-1]])
-        batches, code = np.insert(batches, bounds, -1, axis=0), np.insert(code, bounds, 0)
-        stage = np.insert(stage, bounds, np.tile(np.arange(schedule.stages), 2))
-    near = [code]
-    if mode is not wiring.Send.EAGER:
-        is_last = np.append(stage[1:] != stage[:-1], True)
-        after = np.where(is_last, 0, np.roll(code, -1))
-        near += [after, np.where(np.roll(is_last, 1), 0, np.roll(code, 1))]
-    number = stage
-    for part in (*near[2:], *near[:2]):
-        number = number * len(codes) + part
-    _, first, kind = distinct(number)
-    kinds = np.stack([part[first] for part in near])
-    builder = _TableBuilder(schedule, mode, codes, stage[first], kinds, kind, batches)
-    return builder.build(np.bincount(stage, minlength=schedule.stages))
 
 
 def _number_slots(
@@ -327,9 +193,7 @@ def _number_slots(
     if SlotAction.WEIGHT in schedule.actions:
         # Weight gradients are complete after the last whole backward or the last weight half, whichever is later.
         place[:] = -1
-        own = np.where(
-            action == SlotAction.WEIGHT, own - (SlotAction.WEIGHT - SlotAction.BACKWARD) * schedule.chunks, own
-        )
+        own -= (action == SlotAction.WEIGHT) * (SlotAction.WEIGHT - SlotAction.BACKWARD) * schedule.chunks
     place[own] = index
     number[place[place >= 0]] += 1  # the last one
     different = sorted({*representatives}) or [wiring.DEFAULT_MICRO_BATCH]
@@ -357,12 +221,154 @@ def _number_slots(
     return codes, stage, code + 1, np.stack([batch, second], axis=1)
 
 
-ACTIONS = tuple(SlotAction)
-PASSAGES = [
-    wiring.Passage(action, *ways) for action in SlotAction for ways in product((None, wiring.LOCAL, 1.0), repeat=2)
-]
-NOWHERE = -1, 0, 0, 0, 0, 0
-SIGNALS = tuple(wiring.MessageSignal)
+class SlotTable:
+    """The calls of the slots of all stages, stage by stage, then those of the channels between stages."""
+
+    def __init__(self, schedule: Schedule, mode: wiring.Send, representatives: tuple[int, ...]) -> None:
+        """In blocking mode an empty call at each end of a stage posts the first receive, or lets the last send pass."""
+        self.schedule = schedule
+        self.codes, stage, code, batches = _number_slots(schedule, representatives)
+        if mode is wiring.Send.BLOCKING:
+            ends = np.searchsorted(stage, np.arange(schedule.stages + 1))
+            # Where one stage ends and the next begins, its own end comes first.
+            bounds = np.concatenate([ends[1:], ends[:-1]])
+            batches, code = np.insert(batches, bounds, -1, axis=0), np.insert(code, bounds, 0)
+            stage = np.insert(stage, bounds, np.tile(np.arange(schedule.stages), 2))
+        near = [code]  # the slots of each call, then those of the call after it and of the one before it
+        if mode is not wiring.Send.EAGER:
+            is_last = np.append(stage[1:] != stage[:-1], True)
+            after = np.where(is_last, 0, np.roll(code, -1))
+            near += [after, np.where(np.roll(is_last, 1), 0, np.roll(code, 1))]
+        number = stage
+        for part in (*near[2:], *near[:2]):
+            number = number * len(self.codes) + part
+        _, first, self.kind = distinct(number)
+        self.counts, self.batches = np.bincount(stage, minlength=schedule.stages), batches
+        self.stage, self.near = stage[first], np.stack([part[first] for part in near])  # of each kind
+        self.rank_names = tuple([f"stage {stage}" for stage in range(schedule.stages)])
+        self.groups: dict[object, SlotGroups] = {}
+        self._find_frames(mode)
+        self._bind_inputs(mode)
+
+    def _find_frames(self, mode: wiring.Send) -> None:
+        """Find the chunks of each slot of all codes, and the frame of each kind of call."""
+        chunks, near, width = self.schedule.chunks, self.near, 1 + self.schedule.has_pairs
+        slots = [[slot.kind * chunks + slot.chunk for slot in own] + [-1] * (width - len(own)) for own in self.codes]
+        slot = np.array(slots, np.int64)
+        self.chunk = np.maximum(np.where(slot.T < 0, slot[:, 0], slot.T), 0) % chunks
+        place, own = self.stage[:, None] * (len(SlotAction) * chunks), slot[near]
+        passages = np.where(own < 0, 0, _number_passages(self.schedule).take(place + own, mode="clip"))
+        # One number for the passages of a call: the last comes first, 0 is none.
+        own = passages[..., 0] if width == 1 else passages[..., 1] * (1 + len(PASSAGES)) + passages[..., 0]
+        first, self.frame = distinct_rows(own)
+        self.frames = []
+        for numbers in own[:, first].T.tolist():
+            pairs = [divmod(number, 1 + len(PASSAGES))[::-1] for number in numbers]
+            parts = [tuple([PASSAGES[passage - 1] for passage in pair if passage]) for pair in pairs]
+            self.frames.append(wiring.frame_template(mode, wiring.CallContext(parts[0], *parts[:0:-1])))
+
+    def _bind_inputs(self, mode: wiring.Send) -> None:
+        """Bind the inputs of calls to the calls and outputs that give the signals."""
+        batches, places = self.schedule.micro_batches, self.schedule.stages * self.schedule.chunks
+        size = (1 if mode is wiring.Send.EAGER else len(wiring.MessageSignal)) * 2 * places * batches
+        self.signals = np.full((2, size + batches + 1), -1, np.int64)  # at the end those that nobody gives
+        for entries in zip_longest(*[frame.given for frame in self.frames], fillvalue=wiring.NOWHERE):
+            index, outputs = self._find_signals(entries)
+            self.signals[0][index], self.signals[1][index] = np.arange(len(index)), outputs
+        self.signals[:, size:] = -1
+        wires = zip_longest(*[frame.wires for frame in self.frames], fillvalue=wiring.NOWHERE)
+        ports = [self._find_signals(entries)[0] for entries in wires]
+        # Messages that wait for their receiver are calls of their own: direction, sender, receiver, chunk and places.
+        routes = []
+        for direction in range(2) if mode is wiring.Send.RENDEZVOUS else ():
+            for place, goal in enumerate(self.schedule.neighbours[1 - direction].tolist()):
+                (sender, chunk), receiver = divmod(place, self.schedule.chunks), goal // self.schedule.chunks
+                if receiver not in (-1, sender):
+                    routes.append((direction, sender, receiver, chunk, place, goal))
+        routes.sort()
+        self.channels, self.channel_counts = [direction for direction, *_ in routes], list[int]()
+        if routes:
+            ports = self._add_channels(routes, ports, size // len(wiring.MessageSignal))
+        index = np.stack(ports, axis=1) if ports else np.zeros((len(self.kind), 0), np.int64)
+        self.source_call, self.source_port = self.signals[0].take(index), self.signals[1].take(index)
+        del self.signals
+
+    def _find_signals(self, entries: Sequence[wiring.Wire]) -> tuple[IntArray, IntArray]:
+        """Return for each call the place of the signal that its frame has among *entries*, and its output."""
+        near, schedule = self.schedule.neighbours, self.schedule
+        signal, direction, way, slot, move, output = np.array(entries, np.int64).T.take(self.frame, 1)
+        place = self.stage * schedule.chunks + self.chunk[slot, self.near[move, np.arange(len(move))]]
+        place = np.where(way < 0, place, near[way, place])
+        first = ((2 * signal + direction) * near.shape[1] + place) * schedule.micro_batches
+        first = np.where(signal < 0, self.signals.shape[1] - schedule.micro_batches, first)
+        moved = (2 * move + slot).take(self.kind) + np.arange(0, self.batches.size, 2)
+        return first.take(self.kind) + self.batches.take(moved, mode="wrap"), output.take(self.kind)
+
+    def _add_channels(self, routes: Sequence[tuple[int, ...]], ports: list[IntArray], step: int) -> list[IntArray]:
+        """Add the messages of *routes* in the order of their senders; return the signals of the inputs of all calls,
+        those of the calls of slots being *ports*. Signals of one kind begin *step* after those of the one before.
+        """
+        schedule, calls = self.schedule, len(self.kind)
+        ranks = {rank: number for number, rank in enumerate(dict.fromkeys([route[:3] for route in routes]))}
+        parts = []
+        for kind, route in enumerate(routes, len(self.stage)):
+            direction, chunk, ends = route[0], route[3], np.array(route[4:])[:, None]
+            batch = np.array(schedule.micro_batches_of(chunk), np.int64)
+            sent, received = (direction * len(schedule.neighbours[0]) + ends) * schedule.micro_batches + batch
+            parts.append(np.stack(np.broadcast_arrays(ranks[route[:3]], sent, step + received, kind, batch)))
+        rows = np.concatenate(parts, axis=1)
+        rank, ready, posted, kind_of_call, batch = rows[:, np.lexsort((self.signals[0][rows[1]], rows[0]))]
+        nowhere = np.full(calls + len(rank), self.signals.shape[1] - 1)
+        self.signals[0][2 * step + ready] = np.arange(calls, len(nowhere))
+        self.signals[1][2 * step + ready] = 0
+        self.channel_counts = np.bincount(rank).tolist()
+        names = [
+            f"{('activations', 'gradients')[direction]} {sender} to {receiver}" for direction, sender, receiver in ranks
+        ]
+        self.rank_names = (*self.rank_names, *names)
+        self.kind = np.concatenate([self.kind, kind_of_call])
+        self.batches = np.concatenate([self.batches, np.stack([batch, np.full_like(batch, -1)], axis=1)])
+        pairs = zip_longest(ports, (ready, posted), fillvalue=nowhere)
+        return [np.concatenate([own[:calls], waits[: len(rank)]]) for own, waits in pairs]
+
+    def group(self, same: "SameCalls") -> SlotGroups:
+        """Return the kinds of calls that run something different, as ``CallGroups`` has them."""
+        key = (same.places, same.variants)
+        if key in self.groups:
+            return self.groups[key]
+        places, count, chunks = np.array(same.places, np.int64), max(same.places) + 1, self.schedule.chunks
+        ends = (self.stage == 0) + 2 * (self.stage == self.schedule.stages - 1)
+        order, own, after = ends * len(self.codes) + self.near[0], self.stage * chunks, self.near[:0:-1]
+        if len(after):
+            _, order = distinct_rows([order, *after])
+        for part in places[own + self.chunk[:, self.near[0]]]:
+            order = order * count + part
+        _, where, groups = distinct(order)
+        calls: dict[tuple[int, int], int] = {}
+        runs: dict[Hashable, int] = {}
+        known: dict[Hashable, Hashable] = {}
+        first_calls: list[tuple[int, Slots]] = []
+        which = []
+        columns = [part[where].tolist() for part in (self.stage, self.near[0], self.frame)]
+        for stage, code, frame in zip(*columns, strict=True):
+            parts = []
+            for slot in self.codes[code]:
+                variant = same.places[stage * chunks + slot.chunk], slot.kind, slot[2:]
+                if variant not in known:
+                    known[variant] = variant[0], same.find(stage, slot)
+                parts.append(known[variant])
+            run = runs.setdefault(tuple(parts), len(runs))
+            if run == len(first_calls):
+                first_calls.append((stage, self.codes[code]))
+            which.append(calls.setdefault((frame, run), len(calls)))
+        kinds = [(self.frames[frame], run) for frame, run in calls]
+        self.groups[key] = kinds, first_calls, np.array(which, np.int64)[groups]
+        return self.groups[key]
+
+
+_lay_rounds, _find_calls = lru_cache(maxsize=512)(RoundTable), lru_cache(maxsize=256)(SlotTable)
+ACTIONS, WAYS = tuple(SlotAction), (None, wiring.LOCAL, 1.0)
+PASSAGES = [wiring.Passage(action, comes, goes) for action in ACTIONS for comes in WAYS for goes in WAYS]
 
 
 def _number_passages(schedule: Schedule) -> IntArray:
@@ -370,163 +376,11 @@ def _number_passages(schedule: Schedule) -> IntArray:
     near = schedule.neighbours.reshape(2, schedule.stages, schedule.chunks)
     is_local = near // schedule.chunks == np.arange(schedule.stages)[:, None]
     comes, goes = np.where(is_local, 1, np.where(near < 0, 0, 2))
-    passages = np.full((schedule.stages, len(SlotAction), schedule.chunks), 28)
+    passages = np.full((schedule.stages, len(ACTIONS), schedule.chunks), 28)
     passages[:, 0] = 1 + 3 * comes + goes
     passages[:, 1] = 10 + 3 * goes + comes
     passages[:, 2] = 9 + passages[:, 1]
     return passages.reshape(-1)
-
-
-class _TableBuilder:
-    """Binds the inputs of the calls of slots to the calls that give the signals."""
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        mode: wiring.Send,
-        codes: list[Slots],
-        stage: IntArray,
-        near: IntArray,
-        kind: IntArray,
-        batches: IntArray,
-    ) -> None:
-        """*stage*: that of each kind; *near*: their slots, and those of the calls after and before them, by their
-        number among *codes*; *kind*: that of each call.
-        """
-        self.schedule, self.mode, self.codes, self.stage, self.near = schedule, mode, codes, stage, near
-        self.kind, self.batches, chunks = kind, batches, schedule.chunks
-        width = 2 if schedule.has_pairs else 1
-        slots = [[slot.kind * chunks + slot.chunk for slot in own] + [-1] * (width - len(own)) for own in codes]
-        slot = np.array(slots, np.int64)
-        self.chunk = np.maximum(np.where(slot.T < 0, slot[:, 0], slot.T), 0) % chunks
-        passages = _number_passages(schedule).take(
-            stage[:, None] * (len(SlotAction) * chunks) + slot[near], mode="clip"
-        )
-        passages[slot[near] < 0] = 0
-        # One number for the passages of a call: the last comes first, 0 is none.
-        own = passages[..., 0] if width == 1 else passages[..., 1] * (1 + len(PASSAGES)) + passages[..., 0]
-        first, self.frame = distinct_rows(own)
-        contexts = [list(map(_list_passages, numbers)) for numbers in own[:, first].T.tolist()]
-        self.frames = [
-            wiring.frame_template(mode, wiring.CallContext(context[0], *context[:0:-1])) for context in contexts
-        ]
-        self.places = schedule.stages * chunks
-        self.ways = np.concatenate([np.arange(self.places)[None], schedule.neighbours])
-        self.size = (1 if mode is wiring.Send.EAGER else 3) * 2 * self.places * schedule.micro_batches
-        # The calls and outputs that give signals; at the end those that nobody gives.
-        self.signals = np.full((2, self.size + schedule.micro_batches + 1), -1, np.int64)
-        self.channels: list[ChannelCall] = []
-        self.channel_counts: list[int] = []
-        self.rank_names = [f"stage {stage}" for stage in range(schedule.stages)]
-
-    def build(self, counts: IntArray) -> SlotTable:
-        """Return the table of calls; *counts* are those of each stage."""
-        calls = np.arange(len(self.kind))
-        for entries in zip_longest(*map(_list_given, self.frames), fillvalue=NOWHERE):
-            index, outputs = self.find_signals(entries)
-            self.signals[0][index], self.signals[1][index] = calls, outputs
-        self.signals[:, self.size :] = -1
-        wires = zip_longest(*[map(_list_wire, frame.wires) for frame in self.frames], fillvalue=NOWHERE)
-        ports = [self.find_signals(entries)[0] for entries in wires]
-        if self.mode is wiring.Send.RENDEZVOUS:
-            ports = self.add_channels(ports)
-        index = np.stack(ports, axis=1) if ports else np.zeros((len(calls), 0), np.int64)
-        ends = (self.stage == 0) + 2 * (self.stage == self.schedule.stages - 1)
-        order = ends * len(self.codes) + self.near[0]
-        if len(self.near) > 1:
-            _, order = distinct_rows([order, *self.near[:0:-1]])
-        return SlotTable(
-            schedule=self.schedule,
-            counts=counts,
-            kind=self.kind,
-            batches=self.batches,
-            source_call=self.signals[0].take(index),
-            source_port=self.signals[1].take(index),
-            kind_stage=self.stage,
-            kind_code=self.near[0],
-            kind_frame=self.frame,
-            kind_order=order,
-            codes=self.codes,
-            chunk=self.chunk,
-            frames=self.frames,
-            channels=self.channels,
-            channel_counts=self.channel_counts,
-            rank_names=tuple(self.rank_names),
-        )
-
-    def find_signals(self, entries: Sequence[tuple[int, ...]]) -> tuple[IntArray, IntArray]:
-        """Return for each call the place among all signals of the one that its frame has among *entries*, and its
-        output.
-        """
-        columns = np.array(entries, np.int64).T.take(self.frame, 1)
-        signal, direction, way, slot, move, output = columns
-        codes = self.near[move, np.arange(len(move))]
-        place = self.ways[way, self.stage * self.schedule.chunks + self.chunk[slot, codes]]
-        first = ((2 * signal + direction) * self.places + place) * self.schedule.micro_batches
-        first = np.where(signal < 0, self.size + 1, first)
-        moved = (2 * move + slot).take(self.kind) + np.arange(0, self.batches.size, 2)
-        return first.take(self.kind) + self.batches.take(moved, mode="wrap"), output.take(self.kind)
-
-    def add_channels(self, ports: list[IntArray]) -> list[IntArray]:
-        """Add every message between two stages as a call of its own, in the order of its sender. Return the signals of
-        the inputs of all calls; *ports* has those of the calls of slots.
-        """
-        schedule, step = self.schedule, self.size // 3
-        between: dict[tuple[int, int, int], list[tuple[ChunkPlace, ChunkPlace]]] = {}
-        for chunk in range(schedule.chunks):
-            for stage in range(schedule.stages):
-                place = ChunkPlace(stage, chunk)
-                for direction, find in enumerate((schedule.following, schedule.previous)):
-                    goal = find(place)
-                    if goal is not None and goal.stage != stage:
-                        between.setdefault((direction, stage, goal.stage), []).append((place, goal))
-        ranks = [np.zeros((5, 0), np.int64)]
-        for (direction, sender, receiver), routes in sorted(between.items()):
-            parts = []
-            for source, target in routes:
-                batch = np.array(schedule.micro_batches_of(source.chunk), np.int64)
-                ends = [direction * self.places + end.stage * schedule.chunks + end.chunk for end in (source, target)]
-                sent, received = np.array(ends)[:, None] * schedule.micro_batches + batch
-                kind = np.full_like(batch, len(self.stage) + len(self.channels))
-                parts.append(np.stack([sent, step + received, 2 * step + sent, kind, batch]))
-                self.channels.append(ChannelCall((SlotAction.FORWARD, SlotAction.BACKWARD)[direction], source, target))
-            rows = np.concatenate(parts, axis=1)
-            ranks.append(rows[:, np.argsort(self.signals[0][rows[0]], kind="stable")])
-            self.channel_counts.append(len(rows[0]))
-            self.rank_names.append(f"{('activations', 'gradients')[direction]} {sender} to {receiver}")
-        ready, posted, arrived, kind, batch = np.concatenate(ranks, axis=1)
-        calls = len(self.kind)
-        self.signals[:, arrived] = np.arange(calls, calls + len(kind)), np.zeros_like(kind)
-        self.kind = np.concatenate([self.kind, kind])
-        self.batches = np.concatenate([self.batches, np.stack([batch, np.full_like(batch, -1)], axis=1)])
-        nowhere = np.full(len(self.kind), self.size)
-        return [
-            np.concatenate([nowhere[:calls] if own is None else own, nowhere[calls:] if other is None else other])
-            for own, other in zip_longest(ports, [ready, posted] if between else [])
-        ]
-
-
-def _list_passages(number: int) -> tuple[wiring.Passage, ...]:
-    return tuple([PASSAGES[passage - 1] for passage in reversed(divmod(number, 1 + len(PASSAGES))) if passage])
-
-
-def _list_given(frame: wiring.CallFrame) -> list[tuple[int, ...]]:
-    """Return the signals that a call gives: signal, direction, way to its place, slot, call from this one, output."""
-    context = frame.context
-    ready = [(0, int(context.own[slot].backward), 0, slot, 0, output) for slot, output in frame.ready.items()]
-    return ready + [(1, int(context.after[slot].backward), 0, slot, 1, output) for slot, output in frame.posted.items()]
-
-
-def _list_wire(wire: wiring.Wire | None) -> tuple[int, ...]:
-    """Return the signal that an input waits for, as those that a call gives."""
-    if wire is None:
-        return NOWHERE
-    ways = {
-        wiring.WireEnd.HERE: 0,
-        wiring.WireEnd.SOURCE: 1 + wire.direction,
-        wiring.WireEnd.TARGET: 2 - wire.direction,
-    }
-    return SIGNALS.index(wire.signal), wire.direction, ways[wire.end], wire.slot, -wire.of_previous, 0
 
 
 class SameCalls(NamedTuple):
@@ -535,7 +389,7 @@ class SameCalls(NamedTuple):
     places: tuple[int, ...]  # chunk by chunk of each stage: equal where the same runs
     turns: tuple[int, ...] = ()  # equal for stages that run the same in rounds; nothing: all differ
     find: Callable[[int, wiring.SlotKind], Hashable] = lambda stage, slot: (slot.kind, *slot[2:])
-    """(stage, slot) -> equal for slots of a place that run the same."""
+    """(stage, slot) -> equal for slots of a place that run the same, whatever their chunk."""
     variants: Hashable = None  # equal where ``find`` gives the same for the same places
 
 
@@ -566,14 +420,14 @@ def pipeline_program(
     template = _TEMPLATES.get(parts, build, mode, same_as, len(before))
     groups = template.group_calls(same_calls or SameCalls(tuple(range(schedule.stages * schedule.chunks))))
     own, count = [round_.segments for round_ in (*before, *after)], len(lanes)
-    bases = [segment_of(run.stage, run.slots) if run.slots else EMPTY for run in groups.runs]
+    bases = [segment_of(stage, slots) if slots else EMPTY for stage, slots in groups.runs]
     every = []
     for frame, run in groups.slots:
         base = bases[run]
         every.append(Segment("", _frame_chain(base.chain, frame, messages, count), base.lists, base.repeats))
     every += [own[number][stage] for number, stage in groups.rounds]
-    for channel in template.slots.channels:
-        op = TimedOp("message", messages.cost, messages.send_lanes[channel.kind is SlotAction.BACKWARD], inputs=(0, 1))
+    for direction in template.slots.channels:
+        op = TimedOp("message", messages.cost, messages.send_lanes[direction], inputs=(0, 1))
         every.append(Segment.of("message", (op,), lanes=count, inputs=2, outputs=(0,)))
     segments: dict[Segment, int] = {}
     numbers = [segments.setdefault(segment, len(segments)) for segment in every]
@@ -583,11 +437,11 @@ def pipeline_program(
 @lru_cache(maxsize=8192)
 def _frame_chain(chain: Chain, frame: wiring.CallFrame, messages: wiring.Messages, lanes: int) -> Chain:
     """Return *chain* with its messages, which are joined to its ends alone."""
-    first, *between, last = chain.pieces if len(chain.pieces) > 2 else (None, None)
-    if first is None or last is None or any(piece.shape.ports[1] for piece in between):
-        return intern_chain(_frame_pieces(chain.pieces, frame, messages, lanes))
-    first, last = _frame_pieces((first, last), frame, messages, lanes)
-    return intern_chain((first, *between, last))
+    pieces = chain.pieces
+    if len(pieces) < 3 or any(piece.shape.ports[1] for piece in pieces[1:-1]):
+        return intern_chain(_frame_pieces(pieces, frame, messages, lanes))
+    first, last = _frame_pieces((pieces[0], pieces[-1]), frame, messages, lanes)
+    return intern_chain((first, *pieces[1:-1], last))
 
 
 @lru_cache(maxsize=1024)

@@ -178,9 +178,7 @@ class CallTable:
 
     @cached_property
     def _ordered(self) -> tuple[IntArray, list[int], IntArray, IntArray, IntArray, IntArray]:
-        """The calls level by level, the bounds of the levels, and for each call in this order its segment, 1 + the
-        place of the call before it, 1 + those of its sources, and their outputs; 0 and -1 where there are none.
-        """
+        """The calls by level, bounds of levels, segments, 1 + the places of calls before and sources, and outputs."""
         levels, counts = self.levels, np.bincount(self.levels)
         # Short numbers are sorted by counting.
         order = np.argsort(levels.astype(np.int16) if len(counts) < 2**15 else levels, kind="stable")

@@ -131,17 +131,21 @@ class Schedule:
         return tuple([int(part.max(initial=0)) for part in np.split(held, np.cumsum(self.counts)[:-1])])
 
     @cached_property
+    def copies(self) -> list[IntArray]:
+        """The places of each copy of the model, from its start to its end. They are numbered chunk by chunk of each
+        stage. DualPipe runs two copies.
+        """
+        number = np.arange(self.stages * self.chunks).reshape(self.stages, self.chunks).T
+        is_loop = self.placement is PiecePlacement.LOOP
+        ways = [own if is_loop or chunk == 0 else own[::-1] for chunk, own in enumerate(number)]
+        return ways if self.placement is PiecePlacement.TWO_WAY else [np.concatenate(ways)]
+
+    @cached_property
     def neighbours(self) -> IntArray:
-        """The place before each in the model and the one after it, or -1; places chunk by chunk of each stage."""
-        number = np.arange(self.stages * self.chunks).reshape(self.stages, self.chunks)
-        ways = [
-            own if self.placement is PiecePlacement.LOOP or not chunk else own[::-1]
-            for chunk, own in enumerate(number.T)
-        ]
-        order, near = np.concatenate(ways), np.full((2, self.stages * self.chunks), -1, np.int64)
-        near[0, order[1:]], near[1, order[:-1]] = order[:-1], order[1:]
-        if self.placement is PiecePlacement.TWO_WAY:
-            near[0, order[self.stages]] = near[1, order[self.stages - 1]] = -1
+        """The place before each in the model and the one after it, or -1."""
+        near = np.full((2, self.stages * self.chunks), -1, np.int64)
+        for copy in self.copies:
+            near[0, copy[1:]], near[1, copy[:-1]] = copy[:-1], copy[1:]
         return near
 
     def previous(self, place: ChunkPlace) -> ChunkPlace | None:

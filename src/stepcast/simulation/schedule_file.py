@@ -75,9 +75,9 @@ def _check_deadlock(schedule: Schedule) -> None:
     calls = build_template(schedule, Send.EAGER, (), (), ())
 
     def name_slot(call: int) -> Slot:
-        kind, batches = calls.slots.kinds[calls.segment[call]], calls.micro_batches
+        slots, batches = calls.slots.codes[calls.slots.near[0, calls.segment[call]]], calls.micro_batches
         assert batches is not None
-        return Slot(kind.slots[0].kind, int(batches[call, 0]), kind.slots[0].chunk)
+        return Slot(slots[0].kind, int(batches[call, 0]), slots[0].chunk)
 
     try:
         _ = calls.levels

@@ -76,10 +76,11 @@ Units = Sequence[tuple[SlotAction, int, IntArray, IntArray]]
 
 def _sort_slots(units: Units) -> IntArray:
     """Return slots as rows in the order of their times."""
-    rows = [np.stack(np.broadcast_arrays(action, batches, chunk, 0), axis=1) for action, chunk, batches, _ in units]
-    times = np.concatenate([times for *_, times in units])
-    ordered: IntArray = np.concatenate(rows)[np.argsort(times, kind="stable")]
-    return ordered
+    actions, chunks, batches, times = zip(*units, strict=True)
+    sizes = list(map(len, batches))
+    rows = np.zeros((sum(sizes), len(Slot._fields)), np.int64)
+    rows[:, 0], rows[:, 1], rows[:, 2] = np.repeat(actions, sizes), np.concatenate(batches), np.repeat(chunks, sizes)
+    return rows.take(np.argsort(np.concatenate(times), kind="stable"), 0)
 
 
 def _list_slots(action: SlotAction, chunks: range, micro_batches: int, size: int) -> IntArray:
@@ -276,7 +277,7 @@ ORDERS: dict[schedules.ScheduleKind, Callable[[int, int, int], Schedule]] = {
 
 
 def kind_named(name: str) -> schedules.ScheduleKind:
-    if name not in set(schedules.ScheduleKind):
+    if name not in schedules.SCHEDULES:
         raise ScheduleError(f"unknown schedule {name!r}; known: {', '.join(schedules.ScheduleKind)}")
     return schedules.ScheduleKind(name)
 

@@ -14,7 +14,6 @@ from stepcast.ir.limits import SLOTS
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.types import dataclass, replace
 from stepcast.simulation.engine import Repetition, Run, simulate_repeated
-from stepcast.simulation.program import CallTable
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedules import group_size, interleaved, kind_named, make_schedule
 from stepcast.simulation.seconds import WorkSeconds
@@ -82,14 +81,6 @@ def shorten_schedule(name: str, stages: int, micro_batches: int, chunks: int, lo
     return ShortSchedule(schedule, range(middle, middle + period), (micro_batches - size) // period)
 
 
-@lru_cache(maxsize=256)
-def _count_calls(table: CallTable, period: range) -> int:
-    """Return the calls of the micro-batches of *period*."""
-    assert table.micro_batches is not None
-    batches = table.micro_batches[:, 0]
-    return int(((batches >= period.start) & (batches < period.stop)).sum())
-
-
 @dataclass(frozen=True)
 class SteadyStep:
     """A step of few micro-batches, with the period that a step of many repeats."""
@@ -133,7 +124,10 @@ def find_steady_run(
         if short is None:
             break
         step = build(arrange(short.schedule))
-        steady = SteadyStep(step, Repetition(_count_calls(step.program.table, short.period), short.repeats))
+        batches = step.program.table.micro_batches
+        assert batches is not None
+        calls = int(((batches[:, 0] >= short.period.start) & (batches[:, 0] < short.period.stop)).sum())
+        steady = SteadyStep(step, Repetition(calls, short.repeats))
         first = first or steady
         if (is_long or is_reported) and not steady.settles_soon():
             continue
