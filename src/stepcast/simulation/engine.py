@@ -60,7 +60,7 @@ class Run:
         """The runs of each call; None where each runs once."""
         if self.repeated is None:
             return None
-        (first, middle, end), order = self.repeated.calls, self.program.table.plan(self.maps).order
+        (first, middle, end), order = self.repeated.calls, self.program.table.plan.order
         runs = np.ones(self.program.calls, np.int64)
         # The period before the last one was moved away from what its calls waited for.
         runs[order[first:middle]] = 0
@@ -86,7 +86,7 @@ class Run:
     def left_s(self) -> FloatArray:
         """(1 + calls) x rows: what each call leaves behind; row 0 is the start of the step."""
         left_s = np.zeros_like(self.values)
-        left_s[1 + self.program.table.plan(self.maps).order] = self.values[1:]
+        left_s[1 + self.program.table.plan.order] = self.values[1:]
         return left_s
 
     @cached_property
@@ -158,8 +158,8 @@ class _Sweep:
         compiled, self.kernel = find_kernel(fold_chains, program.calls + PREPARING), find_kernel(run_calls)
         # rows x columns x chains
         self.maps = _fold_compiled(program, prices, compiled) if compiled else _fold(program, prices)
-        self.plan = program.table.plan(self.maps)
-        self.chain = program.segment[self.plan.order]
+        self.plan = program.table.plan
+        self.chain = program.find_segments(self.plan)
         self.values = np.empty((program.calls + 1, len(self.maps)))
         self.values[0] = 0.0
         self.by_chain = np.ascontiguousarray(self.maps.transpose((2, 1, 0) if self.kernel else (1, 2, 0)))
@@ -167,10 +167,15 @@ class _Sweep:
     def _run_compiled(self, kernel: Kernel, calls: tuple[int, int, int], count: int) -> None:
         """Run from the first to the last of *calls*, then *count* times more from the second."""
         first, middle, end = calls
-        entries, rows = self.plan.entries, self.plan.rows
-        sizes = entries.shape[1], len(entries), rows
-        times_s, speeds = np.empty(len(entries)), np.zeros((end - middle) * rows)
-        kernel(first, middle, end, count, *sizes, entries, self.chain, self.by_chain, self.values, times_s, speeds)
+        waits, ports, (rows, columns, _) = self.plan.waits, self.plan.ports, self.maps.shape
+        sizes = waits.shape[1], columns - len(ports), columns, rows
+        times_s, speeds = np.empty(columns), np.zeros((end - middle) * rows)
+        terms = waits, ports, self.chain, self.by_chain, self.values, times_s, speeds
+        kernel(first, middle, end, count, *sizes, *terms)
+
+    def _find_entries(self) -> IntArray:
+        rows, columns, _ = self.maps.shape
+        return self.plan.find_entries(columns - len(self.plan.ports), rows)
 
     def finish(self, repeated: RepeatedCalls | None = None) -> Run:
         """Return the result when all calls have run."""
@@ -179,10 +184,11 @@ class _Sweep:
 
     def run(self, first: int, last: int) -> None:
         """Run the levels from *first* to *last*."""
-        bounds, entries = self.plan.bounds, self.plan.entries
+        bounds = self.plan.bounds
         if self.kernel is not None:
             self._run_compiled(self.kernel, (bounds[first], bounds[last], bounds[last]), 0)
             return
+        entries = self._find_entries()
         take_map, take_value, latest = self.by_chain.take, self.values.reshape(-1).take, np.maximum.reduce
         done = self.values[1:]
         for start, stop in pairwise(bounds[first : last + 1]):
@@ -196,7 +202,7 @@ class _Sweep:
         Where each time has moved on as far as in the period before, it does so again until something that it waits for
         is overtaken by something that moves on by more: that many periods are leaped over at once.
         """
-        bounds, rows = self.plan.bounds, self.plan.rows
+        bounds, rows = self.plan.bounds, len(self.maps)
         middle, end = bounds[period[0]], bounds[period[1]]
         if self.kernel is not None:
             self._run_compiled(self.kernel, (end, middle, end), count)
@@ -211,7 +217,7 @@ class _Sweep:
         is_finite = terms > -np.inf
         order = np.argsort(~is_finite, axis=0, kind="stable")[: is_finite.sum(0).max()]
         added_s = np.take_along_axis(terms, order, 0).reshape(-1, size)
-        entry = self.plan.entries[order, np.arange(middle, end)[:, None]].reshape(-1, size)
+        entry = self._find_entries()[order, np.arange(middle, end)[:, None]].reshape(-1, size)
         places = pairwise([(bound - middle) * rows for bound in bounds[period[0] : period[1] + 1]])
         levels = [(entry[:, i:j].copy(), added_s[:, i:j].copy(), later[i:j]) for i, j in places]
         is_finite = added_s > -np.inf

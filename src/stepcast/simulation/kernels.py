@@ -462,9 +462,11 @@ def run_calls(
     end: int,
     count: int,
     calls: int,
+    lanes: int,
     columns: int,
     rows: int,
-    entries: IntArray,
+    waits: IntArray,
+    ports: IntArray,
     chain: IntArray,
     maps: FloatArray,
     values: FloatArray,
@@ -472,16 +474,21 @@ def run_calls(
     speeds: FloatArray,
 ) -> None:
     """Fill *values* for the calls from *first* to *end*, then those from *middle* *count* times more, as
-    ``_Sweep.repeat`` does. *entries* are *columns* x *calls*, *maps* chains x *columns* x *rows*, *values* calls x
-    *rows* after those of the start; *times_s* has space for each column, *speeds* a 0 for each value of a period.
+    ``_Sweep.repeat`` does. *waits* and *ports* are those of ``CallPlan``, *maps* chains x *columns* x *rows*, *values*
+    calls x *rows* after those of the start; *times_s* has space for each column, *speeds* a 0 for each value of a
+    period.
     """
     size = (end - middle) * rows
     later = (1 + middle) * rows
     earlier = later - size
     while True:
         for call in range(first, end):
-            for column in range(columns):
-                times_s[column] = values[entries[column * calls + call]]
+            left = waits[call] * rows
+            for lane in range(lanes):
+                times_s[lane] = values[left + lane]
+            for port in range(columns - lanes):
+                left = waits[(1 + port) * calls + call] * rows + lanes + ports[port * calls + call]
+                times_s[lanes + port] = values[left]
             left, row = (1 + call) * rows, 0
             while row < rows:
                 place = chain[call] * columns * rows + row
@@ -521,7 +528,10 @@ def run_calls(
             speeds[place] = speed
         for call in range(middle, end if leap else 0):
             for column in range(columns):
-                entry = entries[column * calls + call]
+                entry = waits[call] * rows + column
+                if column >= lanes:
+                    port = column - lanes
+                    entry = waits[(1 + port) * calls + call] * rows + lanes + ports[port * calls + call]
                 speed = speeds[(entry - earlier) % size] if entry >= rows else 0.0
                 for row in range(rows):
                     place = (1 + call) * rows + row

@@ -78,13 +78,13 @@ class ProgramBuilder:
 
 @dataclass(frozen=True, eq=False)
 class CallPlan:
-    """The calls level by level, and where each finds its entry times among what earlier calls left behind."""
+    """The calls level by level, and what each waits for: 1 + places in this order, 0 for the start of the step."""
 
     order: IntArray
     bounds: list[int]  # of the levels in *order*
-    entries: IntArray  # entries x calls in *order*: the place of each entry time; below *rows* from the start
     segment: IntArray  # of the calls in *order*
-    rows: int  # times that a call leaves behind
+    waits: IntArray  # (1 + inputs) x calls in *order*: the call before on its rank, then the source of each input
+    ports: IntArray  # inputs x calls in *order*: the output of the source, -1 without one
 
     @cached_property
     def _periods(self) -> dict[int, tuple[int, int] | None]:
@@ -109,10 +109,25 @@ class CallPlan:
 
     def _repeats(self, start: int, size: int) -> bool:
         """Whether the calls from *start* wait for the same as those *size* later, which wait for no earlier ones."""
-        before, after = self.entries[:, start : start + size], self.entries[:, start + size :]
-        moved = np.where(before >= self.rows, before + size * self.rows, before)
-        is_near = (after < self.rows) | (after >= (1 + start) * self.rows)
-        return np.array_equal(moved, after[:, :size]) and bool(is_near.all())
+        earlier, later = slice(start, start + size), slice(start + size, start + 2 * size)
+        before, after = self.waits[:, earlier], self.waits[:, start + size :]
+        is_same = np.array_equal(np.where(before > 0, before + size, 0), after[:, :size])
+        is_near = (after == 0) | (after > start)
+        return is_same and np.array_equal(self.ports[:, earlier], self.ports[:, later]) and bool(is_near.all())
+
+    @cached_property
+    def _entries(self) -> dict[tuple[int, int], IntArray]:
+        return {}
+
+    def find_entries(self, lanes: int, rows: int) -> IntArray:
+        """Return (lanes + inputs) x calls: the place of each entry time among all that calls leave behind, which are
+        *rows* times of each, first those of *lanes*.
+        """
+        if (lanes, rows) not in self._entries:
+            previous, sources = self.waits[0] * rows, self.waits[1:] * rows
+            inputs = np.where(self.ports >= 0, sources + lanes + self.ports, 0)
+            self._entries[lanes, rows] = np.concatenate([previous + np.arange(lanes)[:, None], inputs])
+        return self._entries[lanes, rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,10 +144,6 @@ class CallTable:
     rank_names: tuple[str, ...] = ()
     micro_batches: IntArray | None = None  # calls x 2, for labels only: the micro-batches of a call, -1 for none
     names: tuple[str, ...] = ()  # of the segments
-
-    @cached_property
-    def _plans(self) -> dict[tuple[int, int], CallPlan]:
-        return {}
 
     def __post_init__(self) -> None:
         bounds = self.rank_start
@@ -177,29 +188,18 @@ class CallTable:
         return previous
 
     @cached_property
-    def _ordered(self) -> tuple[IntArray, list[int], IntArray, IntArray, IntArray, IntArray]:
-        """The calls by level, bounds of levels, segments, 1 + the places of calls before and sources, and outputs."""
+    def plan(self) -> CallPlan:
+        """The calls by level."""
         levels, counts = self.levels, np.bincount(self.levels)
         # Short numbers are sorted by counting.
         order = np.argsort(levels.astype(np.int16) if len(counts) < 2**15 else levels, kind="stable")
         place = np.zeros(self.calls + 1, np.int64)
         place[1 + order] = np.arange(1, self.calls + 1)
-        sources = place.take(1 + self.source_call.take(order, 0).T)
-        ports = np.where(sources > 0, self.source_port.take(order, 0).T, -1)
-        bounds = [0, *np.cumsum(counts).tolist()]
-        return order, bounds, self.segment[order], place[self.previous[order]], sources, ports
-
-    def plan(self, maps: FloatArray) -> CallPlan:
-        """Return the plan for segments whose matrices are *maps*: the times of lanes, then of outputs or inputs."""
-        lanes = maps.shape[1] - self.source_call.shape[1]
-        rows = len(maps)
-        if (lanes, rows) not in self._plans:
-            order, bounds, segment, previous, sources, ports = self._ordered
-            entries = np.empty((lanes + len(sources), self.calls), np.int64)
-            np.add(previous * rows, np.arange(lanes)[:, None], out=entries[:lanes])
-            entries[lanes:] = np.where(sources > 0, sources * rows + (lanes + ports), 0)
-            self._plans[lanes, rows] = CallPlan(order, bounds, entries, segment, rows)
-        return self._plans[lanes, rows]
+        waits = np.empty((1 + self.source_call.shape[1], self.calls), np.int64)
+        waits[0] = place[self.previous[order]]
+        waits[1:] = place.take(1 + self.source_call.take(order, 0).T)
+        ports = np.where(waits[1:] > 0, self.source_port.take(order, 0).T, -1)
+        return CallPlan(order, [0, *np.cumsum(counts).tolist()], self.segment[order], waits, ports)
 
     def entries(self, left_s: FloatArray, lanes: int) -> FloatArray:
         """Return calls x (lanes + inputs): the entry times of every call, from what all calls left behind."""
@@ -302,6 +302,10 @@ class Program:
     def segment(self) -> IntArray:
         """The segment of each call."""
         return self.table.segment if self.segment_of is None else self.segment_of[self.table.segment]
+
+    def find_segments(self, plan: CallPlan) -> IntArray:
+        """Return the segments of the calls in the order of *plan*."""
+        return plan.segment if self.segment_of is None else self.segment_of[plan.segment]
 
     @property
     def names(self) -> tuple[str, ...]:
