@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stepcast.cost.fits import default_fit
-from stepcast.cost.memory.stages import communication_bytes, default_in_flight, fragmented_bytes, workspace_bytes
+from stepcast.cost.memory.stages import communication_bytes, default_in_flight, find_fragmentation, workspace_bytes
 from stepcast.cost.memory.states import find_state_bytes, orientations
 from stepcast.cost.pace import slowest
 from stepcast.cost.power import cool_load
@@ -87,7 +87,8 @@ class _MemoryBounds:
         working = activations[:, -3] + activations[:, -2] + np.where(has_pipeline, activations[:, -1], 0.0)
         temporary = (in_flight * activations[:, : len(self.kinds)]).sum(axis=1) + working
         # Optimizer moments and recomputation would add to the fragmentation.
-        fragmented = fragmented_bytes(overhead, 1.0, 0.0, 0.0, 0.0) * temporary
+        times, fragmentation, *_ = find_fragmentation(overhead, 0.0)
+        fragmented = times * fragmentation * temporary
         largest: FloatArray = fixed + np.maximum(gradients, early_gradients + temporary) + fragmented
         return largest + overhead.context_bytes + communication
 

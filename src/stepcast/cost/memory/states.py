@@ -13,7 +13,7 @@ from stepcast.hardware.cluster import Gpu
 from stepcast.ir.architecture import Shard, WeightPart
 from stepcast.ir.framework import Framework, Kernels, Modules, Offloaded, OptimizerKind
 from stepcast.ir.layout import Layout
-from stepcast.ir.model import Model, StagePiece, count_blocks, held_shard, trained_matrices, trained_shard
+from stepcast.ir.model import Model, StageKind, StagePiece, count_blocks, held_shard, trained_matrices, trained_shard
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.sharding import Gathered, Reduced, ShardingPlan, gathered_bytes, plan_of, states_view
 from stepcast.ir.strategy import BaseWeights, Objective, Strategy, TrainingKind
@@ -36,9 +36,7 @@ class States(NamedTuple):
 
 
 class PieceStates(NamedTuple):
-    """States of a piece, or of all pieces of a stage, on one rank, and its parameters: those trained, and those whose
-    states the rank keeps.
-    """
+    """States of a piece on one rank, and its parameters: those trained, and those whose states the rank keeps."""
 
     states: States
     trained: int
@@ -48,6 +46,11 @@ class PieceStates(NamedTuple):
     unreduced: float  # gradients beyond the rank's share at that moment
 
 
+StageStates = tuple[float, ...]
+"""Bytes of a stage on one rank: parameters, gradients, more copies of these, optimizer, what is on the host, buckets,
+gradients of the first layer, weights unsharded at the fullest moment and gradients unreduced then, what the optimizer
+allocates in its first step and holds from then on, and temporaries of one that is not fused.
+"""
 UnitBytes = tuple[float, int, float]
 """Of a layer or an end of the model: bytes that are gathered, gradients until they are reduced, and bytes of those."""
 
@@ -90,9 +93,9 @@ class StateBytes:
         self.layer_units: dict[tuple[LayerParts, bool], UnitBytes] = {}
         self.count_end = lru_cache(maxsize=8)(self._count_unit)
 
-    def find_stage(self, pieces: tuple[StagePiece, ...]) -> PieceStates:
-        """Return the states of a stage that holds *pieces*, counted once for each tuple and each piece."""
-        return _STAGES.of(pieces, _join_pieces, self)
+    def of_stages(self, kinds: list[StageKind]) -> list[StageStates]:
+        """Return the states of each kind of stage, counted once for each list of them and for each piece."""
+        return _STAGES.of(kinds, lambda kinds, sizes: [_join_pieces(kind.pieces, sizes) for kind in kinds], self)
 
     def find_piece(self, piece: StagePiece) -> PieceStates:
         """Return the states of *piece*."""
@@ -207,22 +210,24 @@ class StateBytes:
         return units
 
 
-def _join_pieces(pieces: tuple[StagePiece, ...], sizes: StateBytes) -> PieceStates:
+def _join_pieces(pieces: list[StagePiece], sizes: StateBytes) -> StageStates:
     every = [_PIECES.of(piece, lambda piece, sizes: sizes.find_piece(piece), sizes) for piece in pieces]
-    if len(every) == 1:
-        return every[0]
     states, trained, owned, first_gradients, weights, unreduced = zip(*every, strict=True)
-    return PieceStates(
-        States(*map(sum, zip(*states, strict=True))),
-        sum(trained),
-        sum(owned),
-        first_gradients[0],
-        sum(weights) if keeps_weights(sizes.plan) else max(weights),
-        sum(unreduced) if sizes.plan.reduced is Reduced.ONCE else max(unreduced),
-    )
+    parameters, gradients, moments, host, buckets = map(sum, zip(*states, strict=True))
+    overhead, optimizer, kept = sizes.framework.overhead, sizes.framework.optimizer, sum(owned)
+    updated = kept * (1 - sizes.offloaded)  # by the rank itself
+    copies = FP32_BYTES * (sum(trained) - kept) if overhead.whole_master else 0.0
+    # Without fusion the root of AdamW's second moment exists for all weights at once.
+    unfused = not optimizer.fused and optimizer.kind is OptimizerKind.ADAMW
+    gathered = sum(weights) if keeps_weights(sizes.plan) else max(weights)
+    left = sum(unreduced) if sizes.plan.reduced is Reduced.ONCE else max(unreduced)
+    moments = moments + overhead.step_bytes * updated + copies
+    kept_bytes = (parameters, gradients, overhead.gradient_bytes * sum(trained), moments, host, buckets)
+    lasting, update = updated * sizes.moments * sizes.moment, updated * sizes.moment if unfused else 0.0
+    return *kept_bytes, first_gradients[0], gathered, left, lasting, update
 
 
-_STAGES: ByIdentity[PieceStates] = ByIdentity(4096)
+_STAGES: ByIdentity[list[StageStates]] = ByIdentity(4096)
 _PIECES: ByIdentity[PieceStates] = ByIdentity(4096)
 
 
