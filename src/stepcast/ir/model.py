@@ -180,21 +180,20 @@ class StageKind(NamedTuple):
 
 
 def find_stage_kinds(model: Model, strategy: Strategy) -> list[StageKind]:
-    """Return the kinds of stages: one list for all strategies that cut the model alike."""
-    split = piece_kinds(model, strategy)
-    on_stages = pieces_of_stages(strategy.schedule, strategy.layout.pp, strategy.layout.vpp)
-    return _STAGE_KINDS.get((split, on_stages), lambda: _list_stage_kinds(*split, on_stages))
+    """Return the kinds of stages, in one list for all strategies that cut the model in the same way."""
+    placement = strategy.schedule, strategy.layout.pp, strategy.layout.vpp
+    return _STAGE_KINDS.of(piece_kinds(model, strategy), _list_stage_kinds, placement)
 
 
 _STAGE_KINDS: ByIdentity[list[StageKind]] = ByIdentity(1024)
 
 
 def _list_stage_kinds(
-    every: tuple[StagePiece, ...], first: tuple[int, ...], on_stages: list[tuple[int, ...]]
+    split: tuple[tuple[StagePiece, ...], tuple[int, ...]], placement: tuple[ScheduleKind, int, int]
 ) -> list[StageKind]:
-    kinds = []
-    own_first = (tuple([first[index] for index in own]) for own in on_stages)
-    for own, stages in group_by_key((own, stage) for stage, own in enumerate(own_first)).items():
+    (every, first), kinds = split, []
+    own_first = [tuple([first[index] for index in own]) for own in pieces_of_stages(*placement)]
+    for own, stages in group_by_key(zip(own_first, range(len(own_first)), strict=True)).items():
         pieces = [every[index] for index in own]
         heads = [number for number, piece in enumerate(pieces) if piece.head]
         layers, embedding = [len(piece.layers) for piece in pieces], any(piece.embedding for piece in pieces)

@@ -41,12 +41,10 @@ ENGINE_WORKSPACE_BYTES, SMALL_WORKSPACE_BYTES = 32.0 * MIB, 4.0 * MIB
 EXPERT_STREAMS = 4
 LARGE_WORKSPACES = ("hopper", "blackwell", "blackwell-ultra")
 
-
 InFlight = Sequence[Sequence[int]]
+Counts = tuple[tuple[int, ...], ...]
 NO_PARTS = ("stage", "capacity", "host", "band")  # fields that are not in the memory of a GPU
 MEASURED: dict[str, float] = constants("memory")
-
-
 UNKNOWN_BAND = Band(1.0, 1.0, "", 0)
 
 
@@ -94,7 +92,7 @@ class StageMemory:
     @property
     def total(self) -> float:
         """Bytes that the GPU reports as used."""
-        return self.reserved + self.communication + self.framework
+        return self.allocated + self.fragmentation + self.communication + self.framework
 
     @property
     def fits(self) -> bool:
@@ -125,8 +123,7 @@ class StageMemory:
     @property
     def parts(self) -> dict[str, float]:
         """Every part by name; they add up to the total."""
-        names = [field.name for field in fields(self) if field.name not in NO_PARTS]
-        return {name: getattr(self, name) for name in names}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in NO_PARTS}
 
 
 def memory(
@@ -163,14 +160,13 @@ def engine_workspace_bytes(gpu: Gpu) -> float:
 
 def verdict_of(stages: Sequence[StageMemory]) -> Verdict:
     """Return the worst verdict of *stages*."""
-    order = list(Verdict)
-    return max((stage.verdict for stage in stages), key=order.index, default=Verdict.FITS)
+    return max((stage.verdict for stage in stages), key=list(Verdict).index, default=Verdict.FITS)
 
 
 # Micro-batches in flight: the numbers that authors of schedules give.
 
 
-def default_in_flight(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
+def default_in_flight(strategy: Strategy) -> Counts:
     """Return, for each stage, the number of micro-batches that each of its pieces holds."""
     return held_in_flight(strategy.schedule, _pipeline_of(strategy))
 
@@ -179,14 +175,11 @@ def _pipeline_of(strategy: Strategy) -> Pipeline:
     layout = strategy.layout
     # With a forward that overlaps the backward of another micro-batch, one more is begun before the first ends. On a
     # single stage the one fills what the other empties, layer by layer.
-    paired = strategy.pairs_micro_batches and layout.pp > 1
-    return Pipeline(layout.pp, layout.vpp, strategy.micro_batches, ahead=1 if paired else 0)
+    return Pipeline(layout.pp, layout.vpp, strategy.micro_batches, int(strategy.pairs_micro_batches and layout.pp > 1))
 
 
 @lru_cache(maxsize=1024)
-def held_in_flight(
-    schedule: ScheduleKind, pipeline: Pipeline, before_input: bool = False
-) -> tuple[tuple[int, ...], ...]:
+def held_in_flight(schedule: ScheduleKind, pipeline: Pipeline, before_input: bool = False) -> Counts:
     """Return, for each stage of *pipeline*, the micro-batches that each piece holds; with *before_input* those
     whose input gradient has not run. The others wait for their weight gradient: of the loss they keep the gradient
     of the logits alone.
@@ -214,10 +207,8 @@ def find_fragmentation(overhead: Overhead, recomputed: float) -> tuple[float, fl
 
 
 def fragmented_bytes(terms: tuple[float, float, float, float], loose: float, moments: float, update: float) -> float:
-    """Return the bytes that the allocator reserves beyond the tensors.
-
-    *loose*: the most that activations and temporaries take together. *moments*: of the optimizer. *update*:
-    temporaries of an optimizer that is not fused.
+    """Return the bytes that the allocator reserves beyond the tensors. *loose*: the most that activations and
+    temporaries take together. *moments*: of the optimizer. *update*: temporaries of an optimizer that is not fused.
     """
     times, fragmentation, displaced, displaced_once = terms
     return times * (fragmentation * loose + displaced * min(moments, loose)) + displaced_once * min(update, loose)
