@@ -20,7 +20,7 @@ STAGED_LAYERS = 2
 PieceActivations = tuple[float, float, float, float, float, float]
 """Bytes of a micro-batch in a piece: saved on the GPU and on the host, the most that a layer in transfer saves, a
 recomputed layer or module while it runs, what a layer's backward needs for a moment, and the largest layer."""
-StageActivations = tuple[list[float], list[float], float, float, float, float]
+StageActivations = tuple[tuple[float, ...], tuple[float, ...], float, float, float, float]
 """Those of the pieces of a stage: saved by each on either memory, by the layers in transfer, and the most of others."""
 
 
@@ -60,7 +60,7 @@ def _count_stages(kinds: list[StageKind], layers: LayerActivations) -> list[Stag
         for piece in kind.pieces:
             if id(piece) not in known:
                 known[id(piece)] = _count_piece(piece, layers)
-        saved, on_host, staged, *most = map(list, zip(*[known[id(piece)] for piece in kind.pieces], strict=True))
+        saved, on_host, staged, *most = zip(*[known[id(piece)] for piece in kind.pieces], strict=True)
         of_stages.append((saved, on_host, STAGED_LAYERS * max(staged), *map(max, most)))
     return of_stages
 
