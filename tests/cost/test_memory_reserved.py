@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stepcast.cost.memory import StageMemory, Verdict, memory, verdict_of
-from stepcast.cost.memory.stages import fragmented_bytes
+from stepcast.cost.memory.stages import find_fragmentation, fragmented_bytes
 from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware.catalog import load_fit, load_gpu
 from stepcast.ir.framework import Overhead
@@ -49,13 +49,13 @@ def stage_of(setting: Setting, expandable: bool = False) -> StageMemory:
 
 def test_the_gap_follows_what_comes_and_goes_and_the_moments() -> None:
     overhead = Overhead(fragmentation=0.05, displaced=0.2)
-    assert fragmented_bytes(overhead, 10.0, 4.0, 0.0, recomputed=0.0) == pytest.approx(0.5 + 0.8)
-    assert fragmented_bytes(overhead, 10.0, 40.0, 0.0, recomputed=0.0) == pytest.approx(0.5 + 2.0)
-    assert fragmented_bytes(overhead, 10.0, 4.0, 5.0, recomputed=0.0) == pytest.approx(0.5 + 0.8 + 1.0)
-    assert fragmented_bytes(overhead, 10.0, 4.0, 0.0, recomputed=1.0) == pytest.approx(2 * 1.3)
+    assert fragmented_bytes(find_fragmentation(overhead, 0.0), 10.0, 4.0, 0.0) == pytest.approx(0.5 + 0.8)
+    assert fragmented_bytes(find_fragmentation(overhead, 0.0), 10.0, 40.0, 0.0) == pytest.approx(0.5 + 2.0)
+    assert fragmented_bytes(find_fragmentation(overhead, 0.0), 10.0, 4.0, 5.0) == pytest.approx(0.5 + 0.8 + 1.0)
+    assert fragmented_bytes(find_fragmentation(overhead, 1.0), 10.0, 4.0, 0.0) == pytest.approx(2 * 1.3)
     grown = replace(overhead, expandable_segments=True)
-    assert fragmented_bytes(grown, 10.0, 4.0, 0.0, recomputed=0.0) == pytest.approx(0.4 * 1.3)
-    assert fragmented_bytes(grown, 10.0, 4.0, 0.0, recomputed=1.0) == pytest.approx(2 * 1.3)
+    assert fragmented_bytes(find_fragmentation(grown, 0.0), 10.0, 4.0, 0.0) == pytest.approx(0.4 * 1.3)
+    assert fragmented_bytes(find_fragmentation(grown, 1.0), 10.0, 4.0, 0.0) == pytest.approx(2 * 1.3)
 
 
 def test_reserved_memory_is_what_was_reserved() -> None:

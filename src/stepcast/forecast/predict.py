@@ -32,7 +32,7 @@ from stepcast.ir.model_parts import Mixer
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind, default_schedule
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Objective, Strategy
-from stepcast.ir.types import ByIdentity, FactDict, assign, replace
+from stepcast.ir.types import ByIdentity, FactDict, assign, pick, replace
 from stepcast.ir.work import (
     COMPUTING,
     Collective,
@@ -370,17 +370,8 @@ def _complete_report(
     """Return *report* with what the model, its strategy and its framework add to it."""
     split = describe_split(model, strategy)
     host = _host_facts(stages, cluster, strategy)
-    run = {
-        "model": model.name,
-        "framework": framework.name,
-        "parameters": model.parameters,
-        "layers": model.layers,
-        "hidden": model.hidden,
-        "seq": strategy.seq,
-        "micro_batch": strategy.micro_batch,
-        "global_batch": strategy.global_batch,
-        "precision": str(strategy.precision),
-    }
+    run = {"model": model.name, "framework": framework.name, **pick(model, "parameters layers hidden")}
+    run |= {**pick(strategy, "seq micro_batch global_batch"), "precision": str(strategy.precision)}
     return replace(
         report,
         throughput=throughput(model, cluster, strategy, report.step_s),
@@ -394,19 +385,9 @@ def _complete_report(
 def throughput(model: Model, cluster: Cluster, strategy: Strategy, step_s: float) -> Throughput:
     """Return the throughput of a step of *step_s*."""
     # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
-    flops = model_flops(
-        model,
-        strategy.seq,
-        strategy.global_batch,
-        causal=True,
-        mtp_layers=strategy.mtp_layers,
-        lora_rank=strategy.lora_rank,
-        lora_targets=strategy.lora_targets,
-        processed_share=strategy.processed_share,
-        document=strategy.document,
-        reference=strategy.objective is Objective.DPO,
-        trained_layers=strategy.trained_layers,
-    )
+    terms = pick(strategy, "mtp_layers lora_rank lora_targets processed_share document trained_layers")
+    reference = strategy.objective is Objective.DPO
+    flops = model_flops(model, strategy.seq, strategy.global_batch, causal=True, reference=reference, **terms)
     per_gpu = strategy.filled * flops / step_s / strategy.layout.gpus
     return Throughput(
         tokens_per_s=strategy.tokens / step_s,
@@ -483,17 +464,10 @@ def memory_facts(stages: Sequence[StageMemory]) -> FactDict:
     fullest = max(stages, key=lambda stage: stage.total)
     return {
         **fullest.parts,
-        "total": fullest.total,
-        "low": fullest.low,
-        "high": fullest.high,
-        "level": fullest.band.level,
-        "allocated": fullest.allocated,
-        "reserved": fullest.reserved,
-        "capacity": fullest.capacity,
+        **pick(fullest, "total low high level=band.level allocated reserved capacity"),
         "fits": all(stage.fits for stage in stages),
         "verdict": str(verdict_of(stages)),
-        "free": fullest.free,
-        "stage": fullest.stage,
+        **pick(fullest, "free stage"),
         "stages": [{"stage": stage.stage, **stage.parts, "total": stage.total} for stage in stages],
     }
 

@@ -144,6 +144,7 @@ def report_of(prediction: "Prediction") -> StepReport:
     # A stage that waits for its CPU holds up the others.
     host_s = max(parts["other"], *(stage.host_s for stage in stages))
     low_s, high_s, is_paced = _find_interval(prediction, step_s, host_s)
+    run_facts: FactDict = {"cluster": prediction.cluster.name, **workload.layout.facts(), **_stated_run(workload)}
     return StepReport(
         step_s=step_s,
         breakdown_s=parts,
@@ -158,12 +159,7 @@ def report_of(prediction: "Prediction") -> StepReport:
         gpus=workload.layout.gpus,
         schedule=step.schedule.name,
         micro_batches=workload.micro_batches,
-        run={
-            "cluster": prediction.cluster.name,
-            **workload.layout.facts(),
-            **_stated_run(workload),
-            **({"engine": str(prediction.options.engine)} if fluid else {}),
-        },
+        run=run_facts | ({"engine": str(prediction.options.engine)} if fluid else {}),
         sources=pricer.sources(),
         warnings=(
             *workload.warnings,
@@ -298,17 +294,9 @@ class PreparedStep:
         return pair_slots(schedule) if pairs else schedule
 
     def build(self, schedule: Schedule) -> Step:
-        options = self.options
-        return build_step(
-            self.workload,
-            schedule,
-            self.prices,
-            self.message,
-            body=options.body,
-            send=options.send or Send.EAGER,
-            conditions=self.conditions,
-            alone=self.alone,
-        )
+        terms, options = (self.workload, schedule, self.prices, self.message), self.options
+        send = options.send or Send.EAGER
+        return build_step(*terms, body=options.body, send=send, conditions=self.conditions, alone=self.alone)
 
     @cached_property
     def step(self) -> Step:
@@ -375,22 +363,19 @@ class PickledStep:
     steady: None = None
     fluid: None = None
 
-    def _get(self) -> tuple[Step, Run]:
+    @property
+    def reported(self) -> tuple[Step, Run]:
         if self.result is None:
             raise ValueError("a step of so many micro-batches is pickled without its tasks: predict it again")
         return self.result
 
     @property
     def step(self) -> Step:
-        return self._get()[0]
+        return self.reported[0]
 
     @property
     def run(self) -> Run:
-        return self._get()[1]
-
-    @property
-    def reported(self) -> tuple[Step, Run]:
-        return self._get()
+        return self.reported[1]
 
 
 MOST_SHOWN = 5_000_000

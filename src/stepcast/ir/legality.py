@@ -6,7 +6,7 @@ of Megatron-FSDP and torch.distributed.pipelining run them.
 """
 
 from collections.abc import Iterator
-from itertools import compress, takewhile
+from itertools import compress
 
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Offloaded, SsmKernels
 from stepcast.ir.layers.kinds import count_adapted
@@ -59,9 +59,8 @@ def find_recomputable(model: Model) -> set[M]:
 
 def nearest_divisor(number: int, target: int) -> int:
     """Return the divisor of *number* closest to *wanted*; the smaller of two equally close."""
-    limit = 2 * target
-    candidates = takewhile(lambda ways: ways <= limit, range(1, number + 1))
-    return min((ways for ways in candidates if number % ways == 0), key=lambda ways: (abs(ways - target), ways))
+    candidates = [ways for ways in range(1, min(number, 2 * target) + 1) if number % ways == 0]
+    return min(candidates, key=lambda ways: (abs(ways - target), ways))
 
 
 def _misfit(degree: str, ways: int, count: int, what: str) -> str:
@@ -74,15 +73,13 @@ def _misfit(degree: str, ways: int, count: int, what: str) -> str:
 def _tensor(model: Model, strategy: Strategy) -> Iterator[str]:
     tp = strategy.layout.tp
     attention = model.hybrid is None or any(block.mixer is Mixer.ATTENTION for block in model.block_kinds)
-    if attention and model.heads % tp:
-        yield _misfit("tp", tp, model.heads, f"heads {model.heads}")
-    if attention and model.latent is None and tp % model.kv_heads and model.kv_heads % tp:
-        yield _misfit("tp", tp, model.kv_heads, f"kv heads {model.kv_heads}")  # else each serves tp / kv heads ranks
-    if model.ffn % tp:
-        yield _misfit("tp", tp, model.ffn, f"ffn {model.ffn}")
-    if model.experts and model.experts.shared_ffn % tp:
-        shared_ffn = model.experts.shared_ffn
-        yield _misfit("tp", tp, shared_ffn, f"the shared experts' ffn {shared_ffn}")
+    widths = [("heads", model.heads)] if attention else []
+    if attention and model.latent is None and tp % model.kv_heads:  # else each serves tp / kv heads ranks
+        widths.append(("kv heads", model.kv_heads))
+    shared_ffn = model.experts.shared_ffn if model.experts else 0
+    for name, width in (*widths, ("ffn", model.ffn), ("the shared experts' ffn", shared_ffn)):
+        if width % tp:
+            yield _misfit("tp", tp, width, f"{name} {width}")
 
 
 def _mamba(model: Model, strategy: Strategy) -> Iterator[str]:

@@ -5,6 +5,7 @@ rank holds and trains: all of them, or with LoRA the adapters alone.
 from collections import Counter
 from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
+from typing import NamedTuple
 
 from stepcast.ir.architecture import NOTHING, Architecture, Shard, Weight, WeightPart, count_elements, shard_weights
 from stepcast.ir.layers.ends import next_token_weights
@@ -13,7 +14,7 @@ from stepcast.ir.layers.lists import list_weights
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.schedules import SCHEDULES, PiecePlacement, ScheduleKind
 from stepcast.ir.strategy import Objective, Strategy, StrategyError, TrainingKind
-from stepcast.ir.types import dataclass, group_by_key, require
+from stepcast.ir.types import ByIdentity, dataclass, group_by_key, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,38 @@ def pieces_of_stage(strategy: Strategy, stage: int) -> tuple[int, ...]:
 def pieces_of_stages(schedule: ScheduleKind, pp: int, vpp: int) -> list[tuple[int, ...]]:
     """Return the pieces on each stage."""
     return [SCHEDULES[schedule].pieces_of_stage(stage, pp, vpp) for stage in range(pp)]
+
+
+class StageKind(NamedTuple):
+    """Stages of the same pieces."""
+
+    stages: list[int]
+    pieces: list[StagePiece]
+    layers: list[int]  # of each piece
+    heads: list[int]  # pieces with the output projection
+    embedding: bool
+
+
+def find_stage_kinds(model: Model, strategy: Strategy) -> list[StageKind]:
+    """Return the kinds of stages, in one list for all strategies that cut the model in the same way."""
+    placement = strategy.schedule, strategy.layout.pp, strategy.layout.vpp
+    return _STAGE_KINDS.of(piece_kinds(model, strategy), _list_stage_kinds, placement)
+
+
+_STAGE_KINDS: ByIdentity[list[StageKind]] = ByIdentity(1024)
+
+
+def _list_stage_kinds(
+    split: tuple[tuple[StagePiece, ...], tuple[int, ...]], placement: tuple[ScheduleKind, int, int]
+) -> list[StageKind]:
+    (every, first), kinds = split, []
+    own_first = [tuple([first[index] for index in own]) for own in pieces_of_stages(*placement)]
+    for own, stages in group_by_key(zip(own_first, range(len(own_first)), strict=True)).items():
+        pieces = [every[index] for index in own]
+        heads = [number for number, piece in enumerate(pieces) if piece.head]
+        layers, embedding = [len(piece.layers) for piece in pieces], any(piece.embedding for piece in pieces)
+        kinds.append(StageKind(stages, pieces, layers, heads, embedding))
+    return kinds
 
 
 def spread_layers(layers: int, count: int, mtp_layers: int = 0, two_way: bool = False) -> tuple[int, ...]:

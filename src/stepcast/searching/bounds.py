@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stepcast.cost.fits import default_fit
-from stepcast.cost.memory.stages import communication_bytes, default_in_flight, fragmented_bytes, workspace_bytes
+from stepcast.cost.memory.stages import communication_bytes, default_in_flight, find_fragmentation, workspace_bytes
 from stepcast.cost.memory.states import find_state_bytes, orientations
 from stepcast.cost.pace import slowest
 from stepcast.cost.power import cool_load
@@ -87,7 +87,8 @@ class _MemoryBounds:
         working = activations[:, -3] + activations[:, -2] + np.where(has_pipeline, activations[:, -1], 0.0)
         temporary = (in_flight * activations[:, : len(self.kinds)]).sum(axis=1) + working
         # Optimizer moments and recomputation would add to the fragmentation.
-        fragmented = fragmented_bytes(overhead, 1.0, 0.0, 0.0, 0.0) * temporary
+        times, fragmentation, *_ = find_fragmentation(overhead, 0.0)
+        fragmented = times * fragmentation * temporary
         largest: FloatArray = fixed + np.maximum(gradients, early_gradients + temporary) + fragmented
         return largest + overhead.context_bytes + communication
 
@@ -100,12 +101,12 @@ class _MemoryBounds:
         parts = [StagePiece(range(layer, layer + 1), False, False) for layer in layers]
         parts += [StagePiece(range(0), True, False), StagePiece(range(0), False, True)]
         fixed, gradients = [], []
-        for piece in map(sizes.find_piece, parts):
-            more = piece.states.buckets + overhead.gradient_bytes * piece.trained
-            more += overhead.step_bytes * piece.owned * (1 - strategy.offload.optimizer)
-            more += FP32_BYTES * (piece.trained - piece.owned) if overhead.whole_master else 0.0
-            fixed.append(piece.states.parameters + piece.states.optimizer + more)
-            gradients.append(piece.states.gradients)
+        for parameters, gradient, states, _, buckets, trained, owned, *_ in map(sizes.find_piece, parts):
+            more = buckets + overhead.gradient_bytes * trained
+            more += overhead.step_bytes * owned * (1 - strategy.offload.optimizer)
+            more += FP32_BYTES * (trained - owned) if overhead.whole_master else 0.0
+            fixed.append(parameters + states + more)
+            gradients.append(gradient)
         communication = communication_bytes(replace(strategy, overlap=NO_OVERLAP), framework)
         return np.array([*fixed, *gradients, float(sizes.plan.splits_gradients), communication])
 

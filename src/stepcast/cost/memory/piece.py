@@ -1,12 +1,12 @@
 """The memory of one pipeline piece: activations of one micro-batch, and the loss at its end."""
 
+from functools import cache
 from itertools import pairwise
 
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules
 from stepcast.ir.layers.ends import LOSS_TOKENS, loss_chunks
-from stepcast.ir.layers.kinds import SavedActivations, count_saved
-from stepcast.ir.model import Model, StagePiece, count_blocks, count_frozen, held_shard
-from stepcast.ir.model_parts import LayerParts
+from stepcast.ir.layers.kinds import count_saved
+from stepcast.ir.model import Model, StageKind, StagePiece, count_blocks, count_frozen, held_shard
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.strategy import Objective, Offload, Strategy, TrainingKind, layer_view
 from stepcast.ir.types import FP32_BYTES, ByIdentity, DType
@@ -18,41 +18,51 @@ STAGED_LAYERS = 2
 
 
 PieceActivations = tuple[float, float, float, float, float, float]
-"""Bytes of one micro-batch in one piece: what is saved on the GPU and in the memory of the host, the most that one of
-these layers saves, while it is transferred, a recomputed layer or module while it runs, what a layer's backward needs
-for a moment, and the largest layer.
-"""
+"""Bytes of a micro-batch in a piece: saved on the GPU and on the host, the most that a layer in transfer saves, a
+recomputed layer or module while it runs, what a layer's backward needs for a moment, and the largest layer."""
 StageActivations = tuple[tuple[float, ...], tuple[float, ...], float, float, float, float]
 """Those of the pieces of a stage: saved by each on either memory, by the layers in transfer, and the most of others."""
 
 
 class LayerActivations:
-    """The activations of a model whose layers have one view of their strategy, with the *offload* of some."""
+    """The activations of one micro-batch in a model whose layers have one view of their strategy, with the *offload* of
+    some. The residual stream takes *full* bytes, or *outer* ones where tensor ranks split it.
+    """
 
     def __init__(self, model: Model, view: Strategy, framework: Framework, offload: Offload) -> None:
-        self.model, self.view, self.framework, self.offload = model, view, framework, offload
-        self.layers: dict[LayerParts, SavedActivations] = {}
+        self.model, self.view, self.offload = model, view, offload
+        self.full = view.local_tokens * model.hidden * view.stream.bytes
+        self.outer = self.full / view.outer_ways
+        self.recomputed = view.recompute.whole_layers(model.layers) / max(1, model.layers)
+        rows, trains = model.padded_vocab(view.layout.tp) / view.layout.tp, view.training is TrainingKind.FULL
+        self.word_gradient = rows * model.word_width * view.weights.bytes if trains else 0.0
+        self.count_layer = cache(lambda block: count_saved(model, view, block, framework))
 
-    def find_stage(self, pieces: tuple[StagePiece, ...]) -> StageActivations:
-        """Return the activations of a stage that holds *pieces*, counted once for each tuple and each piece."""
-        return _STAGES.of(pieces, _join_pieces, self)
-
-    def count_layer(self, block: LayerParts) -> SavedActivations:
-        if block not in self.layers:
-            self.layers[block] = count_saved(self.model, self.view, block, self.framework)
-        return self.layers[block]
+    def of_stages(self, kinds: list[StageKind]) -> list[StageActivations]:
+        """Return the activations of each kind of stage, counted once for each list of them."""
+        return _STAGES.of(kinds, _count_stages, self)
 
 
 def find_activations(model: Model, strategy: Strategy, framework: Framework) -> LayerActivations:
     """Return those of all strategies that run the same layers."""
     terms, offload = (model, layer_view(strategy), framework), strategy.offload
-    return _FOUND.get(terms, lambda: LayerActivations(*terms, offload), offload.activations)
+    return _ACTIVATIONS.get(terms, lambda: LayerActivations(*terms, offload), offload.activations)
 
 
-def _join_pieces(pieces: tuple[StagePiece, ...], layers: LayerActivations) -> StageActivations:
-    every = [_PIECES.of(piece, _count_piece, layers) for piece in pieces]
-    saved, on_host, staged, again, transient, largest = zip(*every, strict=True)
-    return saved, on_host, STAGED_LAYERS * max(staged), max(again), max(transient), max(largest)
+_ACTIVATIONS: ByIdentity[LayerActivations] = ByIdentity(1024)
+_STAGES: ByIdentity[list[StageActivations]] = ByIdentity(4096)
+
+
+def _count_stages(kinds: list[StageKind], layers: LayerActivations) -> list[StageActivations]:
+    known: dict[int, PieceActivations] = {}
+    of_stages = []
+    for kind in kinds:
+        for piece in kind.pieces:
+            if id(piece) not in known:
+                known[id(piece)] = _count_piece(piece, layers)
+        saved, on_host, staged, *most = zip(*[known[id(piece)] for piece in kind.pieces], strict=True)
+        of_stages.append((saved, on_host, STAGED_LAYERS * max(staged), *map(max, most)))
+    return of_stages
 
 
 def _count_piece(piece: StagePiece, known: LayerActivations) -> PieceActivations:
@@ -86,11 +96,6 @@ def _count_piece(piece: StagePiece, known: LayerActivations) -> PieceActivations
         transient = max(transient, *(layer.transient for layer in modules))
         largest = max(largest, *(layer.saved + layer.again for layer in modules))
     return activations, on_host, staged, recomputed, transient, largest
-
-
-_STAGES: ByIdentity[StageActivations] = ByIdentity(4096)
-_PIECES: ByIdentity[PieceActivations] = ByIdentity(4096)
-_FOUND: ByIdentity[LayerActivations] = ByIdentity(1024)
 
 
 def _cast_weights(model: Model, strategy: Strategy, piece: StagePiece, recomputed_layers: int) -> float:

@@ -17,20 +17,19 @@ from collections.abc import Sequence
 from dataclasses import fields
 from enum import StrEnum
 from functools import lru_cache
-from operator import attrgetter, mul
-from typing import NamedTuple
+from operator import mul
 
-from stepcast.cost.memory.piece import find_activations, loss_bytes
-from stepcast.cost.memory.states import find_state_bytes, orientations
+from stepcast.cost.memory.piece import StageActivations, find_activations, loss_bytes
+from stepcast.cost.memory.states import StageStates, find_state_bytes, orientations
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
-from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, OptimizerKind, Overhead
-from stepcast.ir.model import Model, StagePiece, piece_kinds, pieces_of_stages, shares_words
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Overhead
+from stepcast.ir.model import Model, StageKind, find_stage_kinds, shares_words
 from stepcast.ir.schedules import Pipeline, ScheduleKind, find_schedule
 from stepcast.ir.step import Band
-from stepcast.ir.strategy import Objective, Strategy, StrategyError, TrainingKind
+from stepcast.ir.strategy import Objective, Strategy, StrategyError
 from stepcast.ir.tables import constants
-from stepcast.ir.types import FP32_BYTES, ByIdentity, dataclass, group_by_key, replace
+from stepcast.ir.types import FP32_BYTES, dataclass, replace
 from stepcast.units import MIB
 
 # Scratch space of the matrix library: 32 MiB each for cuBLAS and cuBLASLt, PyTorch's default on Hopper.
@@ -42,12 +41,10 @@ ENGINE_WORKSPACE_BYTES, SMALL_WORKSPACE_BYTES = 32.0 * MIB, 4.0 * MIB
 EXPERT_STREAMS = 4
 LARGE_WORKSPACES = ("hopper", "blackwell", "blackwell-ultra")
 
-
 InFlight = Sequence[Sequence[int]]
+Counts = tuple[tuple[int, ...], ...]
 NO_PARTS = ("stage", "capacity", "host", "band")  # fields that are not in the memory of a GPU
 MEASURED: dict[str, float] = constants("memory")
-
-
 UNKNOWN_BAND = Band(1.0, 1.0, "", 0)
 
 
@@ -95,7 +92,7 @@ class StageMemory:
     @property
     def total(self) -> float:
         """Bytes that the GPU reports as used."""
-        return self.reserved + self.communication + self.framework
+        return self.allocated + self.fragmentation + self.communication + self.framework
 
     @property
     def fits(self) -> bool:
@@ -126,8 +123,7 @@ class StageMemory:
     @property
     def parts(self) -> dict[str, float]:
         """Every part by name; they add up to the total."""
-        names = [field.name for field in fields(self) if field.name not in NO_PARTS]
-        return {name: getattr(self, name) for name in names}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in NO_PARTS}
 
 
 def memory(
@@ -138,47 +134,16 @@ def memory(
     """
     if strategy.longest > strategy.seq:
         strategy = replace(strategy, seq=strategy.longest, longest=0)
-    pipeline = _pipeline_of(strategy)
     if in_flight is None:
-        in_flight = held_in_flight(strategy.schedule, pipeline)
+        in_flight = default_in_flight(strategy)
     if len(in_flight) != strategy.layout.pp:
         raise StrategyError(f"in-flight counts for {len(in_flight)} stages, but pp is {strategy.layout.pp}")
-    before_input = held_in_flight(strategy.schedule, pipeline, True)
-    shared = _Shared(model, strategy, framework, gpu)
-    kinds = _find_kinds(model, strategy)
-    stages = [stage for kind in kinds for stage in _count_stages(shared, kind, in_flight, before_input)]
-    return tuple(sorted(stages, key=attrgetter("stage")))
-
-
-class StageKind(NamedTuple):
-    """Stages of the same pieces."""
-
-    stages: list[int]
-    pieces: tuple[StagePiece, ...]
-    layers: tuple[int, ...]  # of each piece
-    heads: tuple[int, ...]  # pieces with the output projection
-    embedding: bool
-
-
-def _find_kinds(model: Model, strategy: Strategy) -> list[StageKind]:
-    split, layout = piece_kinds(model, strategy), strategy.layout
-    on_stages = pieces_of_stages(strategy.schedule, layout.pp, layout.vpp)
-    return _KINDS.get((split, on_stages), lambda: _list_kinds(*split, on_stages))
-
-
-_KINDS: ByIdentity[list[StageKind]] = ByIdentity(1024)
-
-
-def _list_kinds(
-    every: Sequence[StagePiece], first: Sequence[int], on_stages: Sequence[Sequence[int]]
-) -> list[StageKind]:
-    stages = group_by_key((tuple([every[first[index]] for index in own]), stage) for stage, own in enumerate(on_stages))
-    kinds = []
-    for pieces, numbers in stages.items():
-        heads = tuple([number for number, piece in enumerate(pieces) if piece.head])
-        layers, embedding = tuple([len(piece.layers) for piece in pieces]), any(piece.embedding for piece in pieces)
-        kinds.append(StageKind(numbers, pieces, layers, heads, embedding))
-    return kinds
+    shared = _Shared(model, strategy, framework, gpu, in_flight)
+    kinds = find_stage_kinds(model, strategy)
+    every: dict[int, StageMemory] = {}
+    for terms in zip(kinds, shared.states.of_stages(kinds), shared.activations.of_stages(kinds), strict=True):
+        _add_stages(every, shared, *terms)
+    return tuple([every[stage] for stage in range(len(in_flight))])
 
 
 def workspace_bytes(model: Model, framework: Framework, gpu: Gpu) -> float:
@@ -195,14 +160,13 @@ def engine_workspace_bytes(gpu: Gpu) -> float:
 
 def verdict_of(stages: Sequence[StageMemory]) -> Verdict:
     """Return the worst verdict of *stages*."""
-    order = list(Verdict)
-    return max((stage.verdict for stage in stages), key=order.index, default=Verdict.FITS)
+    return max((stage.verdict for stage in stages), key=list(Verdict).index, default=Verdict.FITS)
 
 
 # Micro-batches in flight: the numbers that authors of schedules give.
 
 
-def default_in_flight(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
+def default_in_flight(strategy: Strategy) -> Counts:
     """Return, for each stage, the number of micro-batches that each of its pieces holds."""
     return held_in_flight(strategy.schedule, _pipeline_of(strategy))
 
@@ -211,14 +175,11 @@ def _pipeline_of(strategy: Strategy) -> Pipeline:
     layout = strategy.layout
     # With a forward that overlaps the backward of another micro-batch, one more is begun before the first ends. On a
     # single stage the one fills what the other empties, layer by layer.
-    paired = strategy.pairs_micro_batches and layout.pp > 1
-    return Pipeline(layout.pp, layout.vpp, strategy.micro_batches, ahead=1 if paired else 0)
+    return Pipeline(layout.pp, layout.vpp, strategy.micro_batches, int(strategy.pairs_micro_batches and layout.pp > 1))
 
 
 @lru_cache(maxsize=1024)
-def held_in_flight(
-    schedule: ScheduleKind, pipeline: Pipeline, before_input: bool = False
-) -> tuple[tuple[int, ...], ...]:
+def held_in_flight(schedule: ScheduleKind, pipeline: Pipeline, before_input: bool = False) -> Counts:
     """Return, for each stage of *pipeline*, the micro-batches that each piece holds; with *before_input* those
     whose input gradient has not run. The others wait for their weight gradient: of the loss they keep the gradient
     of the logits alone.
@@ -238,16 +199,19 @@ def communication_bytes(strategy: Strategy, framework: Framework) -> float:
     return framework.flat_bytes(strategy) + framework.overhead.communicator_bytes * groups
 
 
-def fragmented_bytes(overhead: Overhead, loose: float, moments: float, update: float, recomputed: float) -> float:
-    """Return the bytes that the allocator reserves beyond the tensors.
-
-    *loose*: the most that activations and temporaries take together. *moments*: of the optimizer. *update*:
-    temporaries of an optimizer that is not fused. *recomputed*: share of the layers that run forward again.
-    """
+def find_fragmentation(overhead: Overhead, recomputed: float) -> tuple[float, float, float, float]:
+    """Return the terms of ``fragmented_bytes``; *recomputed*: share of the layers that run forward again."""
     plain = MEASURED["expandable_share"] if overhead.expandable_segments else 1.0
     times = plain + (MEASURED["recomputed_times"] - plain) * recomputed
-    gap = overhead.fragmentation * loose + overhead.displaced * min(moments, loose)
-    return times * gap + plain * overhead.displaced * min(update, loose)
+    return times, overhead.fragmentation, overhead.displaced, plain * overhead.displaced
+
+
+def fragmented_bytes(terms: tuple[float, float, float, float], loose: float, moments: float, update: float) -> float:
+    """Return the bytes that the allocator reserves beyond the tensors. *loose*: the most that activations and
+    temporaries take together. *moments*: of the optimizer. *update*: temporaries of an optimizer that is not fused.
+    """
+    times, fragmentation, displaced, displaced_once = terms
+    return times * (fragmentation * loose + displaced * min(moments, loose)) + displaced_once * min(update, loose)
 
 
 # One stage.
@@ -256,9 +220,10 @@ def fragmented_bytes(overhead: Overhead, loose: float, moments: float, update: f
 class _Shared:
     """Values that are the same for every stage."""
 
-    def __init__(self, model: Model, strategy: Strategy, framework: Framework, gpu: Gpu) -> None:
+    def __init__(self, model: Model, strategy: Strategy, framework: Framework, gpu: Gpu, in_flight: InFlight) -> None:
         layout, overhead = strategy.layout, framework.overhead
-        self.model, self.strategy, self.framework, self.capacity = model, strategy, framework, gpu.memory_bytes
+        self.model, self.strategy, self.framework, self.in_flight = model, strategy, framework, in_flight
+        self.before_input = held_in_flight(strategy.schedule, _pipeline_of(strategy), True)
         self.states = find_state_bytes(model, strategy, framework, orientations(strategy, gpu))
         self.activations = find_activations(model, strategy, framework)
         self.workspace = workspace_bytes(model, framework, gpu)
@@ -267,8 +232,7 @@ class _Shared:
         # the first backward of a step on.
         wider, several = overhead.gradient_bytes > 0, strategy.micro_batches > 1
         self.early = flat or wider or several or self.states.plan.splits_gradients
-        full = strategy.local_tokens * model.hidden * strategy.stream.bytes
-        outer = full / strategy.outer_ways
+        full, outer = self.activations.full, self.activations.outer
         # Gathered inputs of tensor-parallel matmuls, and messages between stages.
         self.exchanged = (2 * full if strategy.sequence_parallel else 0.0) + (2 * outer if layout.pp > 1 else 0.0)
         held_tensors = overhead.exchanged_tensors if strategy.sequence_parallel else 0.0
@@ -276,11 +240,8 @@ class _Shared:
             held_tensors *= MEASURED["held_share"] if layout.pp > 2 and layout.tp < 4 * MEASURED["node_ranks"] else 0.0
         self.held_by_layer = held_tensors * (full - outer)
         self.head_activations = 2 * outer  # input and output of the final norm
-        self.communication = communication_bytes(strategy, framework)
-        self.recomputed = strategy.recompute.whole_layers(model.layers) / max(1, model.layers)
-        rows = model.padded_vocab(layout.tp) / layout.tp
-        trains = strategy.training is TrainingKind.FULL
-        self.word_gradient = rows * model.word_width * strategy.weights.bytes if trains else 0.0
+        self.beyond = communication_bytes(strategy, framework), overhead.context_bytes, gpu.memory_bytes
+        self.recomputed, self.word_gradient = self.activations.recomputed, self.activations.word_gradient
         # The dense gradient of a word embedding exists in addition to what it is added to: for a moment twice, with
         # tied weights three times. Flat buffers need one.
         self.tied_gradients = 2 if shares_words(model, strategy) and not flat else 1
@@ -288,8 +249,7 @@ class _Shared:
         # and finds no space among what is freed in small pieces.
         self.added_gradient = 0.0 if flat or not several else self.word_gradient
         self.band = _bands()["one GPU" if layout.gpus == 1 else "several GPUs"]
-        # Without fusion the root of AdamW's second moment exists for all weights at once.
-        self.unfused = not framework.optimizer.fused and framework.optimizer.kind is OptimizerKind.ADAMW
+        self.fragmentation = find_fragmentation(overhead, self.recomputed)
         self.fills = framework.loop_kernels > 0 and not strategy.lora_rank
 
     def find_gaps(self, again: float) -> tuple[float, ...]:
@@ -303,21 +263,14 @@ class _Shared:
         return self.added_gradient, copy, MEASURED["layer_share"] * self.recomputed * again
 
 
-def _count_stages(shared: _Shared, kind: StageKind, in_flight: InFlight, before_input: InFlight) -> list[StageMemory]:
-    """Return the memory of the stages of *kind* whose pieces hold *in_flight* micro-batches at once."""
-    strategy, framework, sizes = shared.strategy, shared.framework, shared.states
-    overhead, recomputed, heads = framework.overhead, shared.recomputed, kind.heads
-    states, trained, owned, first_gradients, gathered, unreduced = sizes.find_stage(kind.pieces)
-    saved, on_host, staged, again, transient, largest_layer = shared.activations.find_stage(kind.pieces)
-    parameters, gradients, optimizer, host, buckets = states
-    # Of the parameters whose states the rank keeps, those that it updates itself.
-    updated = owned * (1 - sizes.offloaded)
-    # What the optimizer allocates in its first step and holds from then on.
-    lasting = updated * sizes.moments * sizes.moment
-    more_gradients = overhead.gradient_bytes * trained
-    copies = FP32_BYTES * (trained - owned) if overhead.whole_master else 0.0
-    optimizer = optimizer + overhead.step_bytes * updated + copies
-    update = updated * sizes.moment if shared.unfused else 0.0
+def _add_stages(
+    every: dict[int, StageMemory], shared: _Shared, kind: StageKind, states: StageStates, of_batch: StageActivations
+) -> None:
+    """Add the memory of the stages of *kind*."""
+    strategy, framework, heads = shared.strategy, shared.framework, kind.heads
+    parameters, gradients, more_gradients, optimizer, host, buckets = states[:6]
+    first_gradients, gathered, unreduced, lasting, update = states[6:]
+    saved, on_host, staged, again, transient, largest_layer = of_batch
     early = gradients if shared.early else 0.0
     # The last layer to run backward has no gradients yet when its activations are all there.
     late = max(early, gradients - first_gradients)
@@ -329,45 +282,33 @@ def _count_stages(shared: _Shared, kind: StageKind, in_flight: InFlight, before_
     # The most that comes and goes then.
     least_loose, latest = max(largest_layer + backward, end), sum(later)
     gaps = shared.find_gaps(again) if heads else ()
-    stages = []
     for stage in kind.stages:
-        counts, temporary = in_flight[stage], at_backward
+        counts, temporary = shared.in_flight[stage], at_backward
         activations = sum(map(mul, counts, saved)) + staged
         if heads:
             activations += max([counts[number] for number in heads]) * shared.head_activations
         for number in heads:
-            begun, count = min(counts[number], before_input[stage][number]), counts[number]
+            begun, count = min(counts[number], shared.before_input[stage][number]), counts[number]
             loss = loss_bytes(shared.model, strategy, begun, framework, count - begun)
             temporary = max(temporary, loss + (gathered + shared.workspace))
         loose = max(activations + temporary, least_loose)
         if shared.fills:
             filled = MEASURED["filled_share"] * min(loose, lasting + gradients)
-            fragmentation = overhead.fragmentation * (2 - recomputed) * loose + recomputed * filled
+            recomputed, fragmentation = shared.recomputed, shared.fragmentation[1]
+            fragmentation = fragmentation * (2 - recomputed) * loose + recomputed * filled
         else:
-            fragmentation = fragmented_bytes(overhead, loose, lasting, update, recomputed)
+            fragmentation = fragmented_bytes(shared.fragmentation, loose, lasting, update)
             for gap in gaps:
                 fragmentation += gap
         moment = (early, activations, temporary)
         if latest > sum(moment):
             moment = later
-        stage_memory = StageMemory(
-            stage,
-            parameters,
-            moment[0] + more_gradients + buckets,
-            optimizer,
-            moment[1],
-            moment[2],
-            fragmentation,
-            shared.communication,
-            overhead.context_bytes,
-            shared.capacity,
-            host + sum(map(mul, counts, on_host)) if staged else host,
-            shared.band,
-        )
+        own_host = host + sum(map(mul, counts, on_host)) if staged else host
+        own = (parameters, moment[0] + more_gradients + buckets, optimizer, moment[1], moment[2], fragmentation)
+        stage_memory = StageMemory(stage, *own, *shared.beyond, own_host, shared.band)
         if shared.held_by_layer:
             # Nothing is held that would not be free otherwise, also at the upper end of the interval.
-            spare = max(0.0, shared.capacity - stage_memory.high) / shared.band.high
+            spare = max(0.0, stage_memory.capacity - stage_memory.high) / shared.band.high
             held = sum(map(mul, counts, kind.layers)) * shared.held_by_layer
             stage_memory = replace(stage_memory, temporary=moment[2] + min(held, spare))
-        stages.append(stage_memory)
-    return stages
+        every[stage] = stage_memory

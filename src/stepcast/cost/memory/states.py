@@ -7,14 +7,12 @@ all (Rajbhandari et al. 2020, section 5); FSDP keeps one copy, in fp32, and gath
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.architecture import Shard, WeightPart
 from stepcast.ir.framework import Framework, Kernels, Modules, Offloaded, OptimizerKind
 from stepcast.ir.layout import Layout
-from stepcast.ir.model import Model, StagePiece, count_blocks, held_shard, trained_matrices, trained_shard
-from stepcast.ir.model_parts import LayerParts
+from stepcast.ir.model import Model, StageKind, StagePiece, held_shard, trained_matrices, trained_shard
 from stepcast.ir.sharding import Gathered, Reduced, ShardingPlan, gathered_bytes, plan_of, states_view
 from stepcast.ir.strategy import BaseWeights, Objective, Strategy, TrainingKind
 from stepcast.ir.types import FP32_BYTES, ByIdentity, DType
@@ -25,29 +23,16 @@ QUANTISED = (DType.FP8, DType.MXFP8, DType.NVFP4)
 EITHER_ORIENTATION = ("blackwell", "blackwell-ultra")
 
 
-class States(NamedTuple):
-    """Bytes on one rank."""
-
-    parameters: float
-    gradients: float
-    optimizer: float
-    host: float = 0.0  # in the memory of the host, instead of the GPU's
-    buckets: float = 0.0  # of gradients, which exist in addition to them
-
-
-class PieceStates(NamedTuple):
-    """States of a piece, or of all pieces of a stage, on one rank, and its parameters: those trained, and those whose
-    states the rank keeps.
-    """
-
-    states: States
-    trained: int
-    owned: float
-    first_gradients: float  # of the first layer
-    weights: float  # unsharded at the fullest moment
-    unreduced: float  # gradients beyond the rank's share at that moment
-
-
+PieceStates = tuple[float, ...]
+"""Of a piece on one rank: bytes of parameters, gradients, the optimizer, what is in the memory of the host instead, and
+buckets of gradients, which exist in addition to them; parameters that are trained, and those whose states the rank
+keeps; bytes of gradients of the first layer; unsharded weights at the fullest moment, and gradients beyond its share.
+"""
+StageStates = tuple[float, ...]
+"""Bytes of a stage on one rank: parameters, gradients, more copies of these, optimizer, what is on the host, buckets,
+gradients of the first layer, weights unsharded at the fullest moment and gradients unreduced then, what the optimizer
+allocates in its first step and holds from then on, and temporaries of one that is not fused.
+"""
 UnitBytes = tuple[float, int, float]
 """Of a layer or an end of the model: bytes that are gathered, gradients until they are reduced, and bytes of those."""
 
@@ -86,28 +71,25 @@ class StateBytes:
         # The optimizer has weights of its own, besides those that layers use or ranks split.
         self.copies = optimizer.master_weights and strategy.weights is not DType.FP32 and not is_wide
         self.moments, self.moment = optimizer.moments, optimizer.moment_bytes
-        self.first_trained = model.layers - strategy.trained_layers if strategy.trained_layers else 0
-        self.layer_units: dict[tuple[LayerParts, bool], UnitBytes] = {}
-        self.count_end = lru_cache(maxsize=8)(self._count_unit)
+        self.find_unit = lru_cache(maxsize=256)(self._count_unit)
 
-    def find_stage(self, pieces: tuple[StagePiece, ...]) -> PieceStates:
-        """Return the states of a stage that holds *pieces*, counted once for each tuple and each piece."""
-        return _STAGES.of(pieces, _join_pieces, self)
+    def of_stages(self, kinds: list[StageKind]) -> list[StageStates]:
+        """Return the states of each kind of stage, counted once for each list of them and for each piece."""
+        return _STAGES.of(kinds, lambda kinds, sizes: [_join_pieces(kind.pieces, sizes) for kind in kinds], self)
 
     def find_piece(self, piece: StagePiece) -> PieceStates:
         """Return the states of *piece*."""
         held, trained = self.find_shards(piece)
         unsharded = self.unsharded_bytes(piece, held, trained)
         owned = self.plan.share(trained)
-        first_gradients = self._find_unit(piece.layers[0])[2] if piece.layers else 0.0
-        return PieceStates(self.states(piece, held, trained, owned), trained.total, owned, first_gradients, *unsharded)
+        first_gradients = self._find_layer(piece.layers[0])[2] if piece.layers else 0.0
+        states = self.states(piece, held, trained, owned)
+        return *states, trained.total, owned, first_gradients, *unsharded
 
-    def _find_unit(self, layer: int) -> UnitBytes:
-        """Return the bytes of a layer, the same for all layers of its kind unless it is frozen."""
-        key = (self.model.blocks[layer], layer < self.first_trained)
-        if key not in self.layer_units:
-            self.layer_units[key] = self._count_unit(StagePiece(range(layer, layer + 1), False, False))
-        return self.layer_units[key]
+    def _find_layer(self, layer: int) -> UnitBytes:
+        """Return the bytes of a layer: those of the first of its kind, unless some are frozen."""
+        layer = layer if self.strategy.trained_layers else self.model.blocks.index(self.model.blocks[layer])
+        return self.find_unit(StagePiece(range(layer, layer + 1), False, False))
 
     def _count_unit(self, unit: StagePiece) -> UnitBytes:
         held, trained = self.find_shards(unit)
@@ -120,8 +102,8 @@ class StateBytes:
         shard = held_shard(self.model, self.strategy, piece)
         return shard, shard if self.strategy.trains_all_weights else trained_shard(self.model, self.strategy, piece)
 
-    def states(self, piece: StagePiece, held: Shard, trained: Shard, owned: float) -> States:
-        """Return what one rank keeps for *piece* all the time; gradients as if none were freed."""
+    def states(self, piece: StagePiece, held: Shard, trained: Shard, owned: float) -> tuple[float, ...]:
+        """Return the first five of PieceStates, which one rank keeps all the time; gradients as if none were freed."""
         parameters = 0.0
         for part, shard in self.plan.kinds(held):
             if part.collected:
@@ -142,7 +124,7 @@ class StateBytes:
             host = self.offloaded * (optimizer + owned * (FP32_BYTES + weights))
             optimizer *= 1 - self.offloaded
             parameters = 0.0 if self.framework.offloaded is Offloaded.WEIGHTS else parameters
-        return States(parameters, gradients, optimizer, host, gradients if self.copies_buckets else 0.0)
+        return parameters, gradients, optimizer, host, gradients if self.copies_buckets else 0.0
 
     def gradients(self, trained: Shard) -> float:
         """Return the bytes of all gradients that one rank keeps."""
@@ -194,35 +176,33 @@ class StateBytes:
 
     def _list_units(self, piece: StagePiece) -> list[UnitBytes]:
         """Return one of each kind that is gathered and reduced by itself: layers, and either end."""
-        last: dict[LayerParts, int] = {}
-        layer = piece.layers.start
-        for block, count in count_blocks(self.model, piece.layers):
-            layer += count
-            last[block] = layer - 1
-        units = [self._find_unit(layer) for layer in last.values()]
+        kinds = dict(zip(self.model.blocks[piece.layers.start : piece.layers.stop], piece.layers, strict=True))
+        units = [self._find_layer(layer) for layer in kinds.values()]
         if piece.embedding:
-            units.append(self.count_end(StagePiece(range(0), True, False)))
+            units.append(self.find_unit(StagePiece(range(0), True, False)))
         if piece.head:
-            units.append(self.count_end(StagePiece(range(0), False, True, piece.copy)))
+            units.append(self.find_unit(StagePiece(range(0), False, True, piece.copy)))
         return units
 
 
-def _join_pieces(pieces: tuple[StagePiece, ...], sizes: StateBytes) -> PieceStates:
+def _join_pieces(pieces: list[StagePiece], sizes: StateBytes) -> StageStates:
     every = [_PIECES.of(piece, lambda piece, sizes: sizes.find_piece(piece), sizes) for piece in pieces]
-    if len(every) == 1:
-        return every[0]
-    states, trained, owned, first_gradients, weights, unreduced = zip(*every, strict=True)
-    return PieceStates(
-        States(*map(sum, zip(*states, strict=True))),
-        sum(trained),
-        sum(owned),
-        first_gradients[0],
-        sum(weights) if keeps_weights(sizes.plan) else max(weights),
-        sum(unreduced) if sizes.plan.reduced is Reduced.ONCE else max(unreduced),
-    )
+    *sums, first_gradients, weights, unreduced = zip(*every, strict=True)
+    parameters, gradients, states, host, buckets, trained, owned = map(sum, sums)
+    overhead, optimizer = sizes.framework.overhead, sizes.framework.optimizer
+    updated = owned * (1 - sizes.offloaded)  # by the rank itself
+    copies = FP32_BYTES * (trained - owned) if overhead.whole_master else 0.0
+    optimizer_bytes = states + overhead.step_bytes * updated + copies
+    # Without fusion the root of AdamW's second moment exists for all weights at once.
+    unfused = not optimizer.fused and optimizer.kind is OptimizerKind.ADAMW
+    gathered = sum(weights) if keeps_weights(sizes.plan) else max(weights)
+    left = sum(unreduced) if sizes.plan.reduced is Reduced.ONCE else max(unreduced)
+    states_bytes = (parameters, gradients, overhead.gradient_bytes * trained, optimizer_bytes, host, buckets)
+    lasting, update = updated * sizes.moments * sizes.moment, updated * sizes.moment if unfused else 0.0
+    return *states_bytes, first_gradients[0], gathered, left, lasting, update
 
 
-_STAGES: ByIdentity[PieceStates] = ByIdentity(4096)
+_STAGES: ByIdentity[list[StageStates]] = ByIdentity(4096)
 _PIECES: ByIdentity[PieceStates] = ByIdentity(4096)
 
 
