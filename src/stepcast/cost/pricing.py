@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 
 from stepcast.cost.collectives.choose import Algorithm, CollectivePrice, price, send_receive_price
 from stepcast.cost.collectives.route import Route, lost_share, route_of, uneven_warning
+from stepcast.cost.compute import Spent
 from stepcast.cost.exchange import mean_exchange_s, multiprocessors_of
 from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.cost.price import Bound, Price, PriceSource
@@ -53,9 +54,7 @@ def refuse_to_price(work: Compute) -> Price:
 
 @dataclass(frozen=True, eq=False)
 class CollectiveTerms:
-    """All that decides the prices of one kind of collective of a group but for its size: layouts of many strategies
-    have few.
-    """
+    """All that decides the prices of a kind of collective of a group but its size: many strategies have few."""
 
     route: Route
     gpu: Gpu
@@ -66,7 +65,7 @@ class CollectiveTerms:
     # How tokens choose experts where an exchange sends each of them to a node once.
     routing: Routing | None
 
-    def price(self, work: Collective) -> Price:
+    def seconds(self, work: Collective) -> float:
         if self.ideal:
             seconds = ideal_s(work, self.route)
         elif self.routing is None:
@@ -75,7 +74,7 @@ class CollectiveTerms:
             seconds = 0.0
         else:
             seconds = self._exchange_s(work, self.routing)[0]
-        return _network_price(seconds * work.times, self.ideal)
+        return seconds * work.times
 
     def choose(self, work: Collective) -> CollectivePrice:
         """Return the price of one collective of *work*, with the algorithm that is chosen for it."""
@@ -100,6 +99,15 @@ class CollectiveTerms:
         return EXCHANGE_LOSS + (multiprocessors_of(self.routing.library) / self.gpu.sms if self.routing else share)
 
 
+class GroupLinks:
+    """The routes, terms and seconds that all layouts share whose groups use the same links."""
+
+    def __init__(self) -> None:
+        self.routes: dict[tuple[Group, Callable[..., GroupPath]], Route] = {}
+        self.terms: dict[tuple[CollectiveKind, Group], CollectiveTerms] = {}
+        self.seconds: dict[int, Spent] = {}  # of works by identity
+
+
 @dataclass
 class Pricer:
     """Prices each distinct work once."""
@@ -119,11 +127,15 @@ class Pricer:
     _by_identity: dict[int, tuple[Work, Price]] = field(default_factory=dict, repr=False)
     _by_value: dict[Work, Price] = field(default_factory=dict, repr=False)
     _routes: dict[Group, Route] = field(default_factory=dict, repr=False)
-    _terms: dict[tuple[CollectiveKind, Group], CollectiveTerms] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def links(self) -> GroupLinks:
+        choices = (self.once_per_node, self.ideal, self.place, self.alone, tuple(self.algorithms.items()))
+        return _LINKS.get((self.cluster,), GroupLinks, without_chunks(self.layout), *choices)
 
     def __reduce__(self) -> tuple[Callable[..., "Pricer"], tuple[object, ...]]:
         """Return a copy with the prices that are known, but without the compute model, which is a function."""
-        changed = {"compute": refuse_to_price, "_by_identity": {}, "_by_value": dict(self.known()), "_terms": {}}
+        changed = {"compute": refuse_to_price, "_by_identity": {}, "_by_value": dict(self.known())}
         return Pricer, tuple(changed.get(name, getattr(self, name)) for name in Pricer.__match_args__)
 
     def known(self) -> Iterator[tuple[Work, Price]]:
@@ -161,15 +173,20 @@ class Pricer:
 
     def price_other(self, work: Communication | HostUpdate) -> Price:
         """Return the price of work that no GPU computes."""
-        match work:
-            case Collective():
-                return _PRICES.of(self._find_terms(work), CollectiveTerms.price, work)
-            case Transfer():
-                return _PRICES.of(self.neighbour_route(work.group), _price_message, (work.size_bytes, self.ideal))
-            case HostCopy():
-                return copy_price(work, host_of(self.cluster), self.node_gpus)
-            case HostUpdate():
-                return update_price(work, host_of(self.cluster), self.node_gpus)
+        if isinstance(work, HostCopy | HostUpdate):
+            price = copy_price if isinstance(work, HostCopy) else update_price
+            return price(work, host_of(self.cluster), self.node_gpus)  # type: ignore[arg-type]
+        if self.ideal:
+            return Price.spread(self.other_s(work), PriceSource.ROOFLINE, Bound.NETWORK, 0.0)
+        return Price.spread(self.other_s(work), PriceSource.FITTED, Bound.NETWORK, COLLECTIVE_SPREAD)
+
+    def other_s(self, work: Communication | HostUpdate) -> float:
+        """Return the seconds of work that no GPU computes."""
+        if isinstance(work, Collective):
+            return _SECONDS.of(self._find_terms(work), CollectiveTerms.seconds, work)
+        if isinstance(work, Transfer):
+            return _SECONDS.of(self.neighbour_route(work.group), _time_message, (work.size_bytes, self.ideal))
+        return self.price_other(work).seconds
 
     def choose(self, work: Collective) -> CollectivePrice:
         """Return the price of one collective of *work*, with the algorithm that is chosen for it."""
@@ -177,16 +194,16 @@ class Pricer:
 
     def _find_terms(self, work: Collective) -> CollectiveTerms:
         key = kind, group = work.kind, work.group
-        terms = self._terms.get(key)
+        terms, route = self.links.terms.get(key), self.route(group)
         if terms is None:
             exchanges = kind is CollectiveKind.ALL_TO_ALL and group is Group.EP
-            route, routing = self.route(group), self.once_per_node if exchanges else None
+            routing = self.once_per_node if exchanges else None
             if exchanges:
                 route = replace(route, exchange_share=self.cluster.communication.expert_share)
                 route = _intern(forwarding_route(route, routing) if routing and self.ideal else route)
             values = (kind, self.algorithms.get(kind), self.ideal, exchanges, routing)
             make = partial(CollectiveTerms, route, self.cluster.gpu, *values)
-            terms = self._terms[key] = _TERMS.get((route, self.cluster), make, *values)
+            terms = self.links.terms[key] = _TERMS.get((route, self.cluster), make, *values)
         return terms
 
     def start_share(self, work: Collective | Transfer) -> float:
@@ -201,7 +218,7 @@ class Pricer:
         """Return the seconds of computation lost for each second that *work* overlaps it."""
         if type(work) is not Collective:
             return 0.0
-        terms = self._terms.get((work.kind, work.group)) or self._find_terms(work)
+        terms = self.links.terms.get((work.kind, work.group)) or self._find_terms(work)
         return terms.lost_share
 
     def route(self, group: Group) -> Route:
@@ -211,19 +228,18 @@ class Pricer:
         return self._routes[group]
 
     def _route(self, group: Group, path: Callable[..., GroupPath]) -> Route:
-        """Return one object for layouts that differ in their chunks alone."""
-        layout = without_chunks(self.layout)
-
-        def make() -> Route:
-            active = 0 if self.alone else None
+        known = self.links.routes
+        if (group, path) not in known:
+            active, layout = 0 if self.alone else None, without_chunks(self.layout)
             group_links = path(self.cluster, layout, str(group), self.place, active)
-            return _intern(route_of(group_links, self.cluster))
-
-        return _ROUTES.get((self.cluster, path, layout), make, group, self.place, self.alone)
+            known[group, path] = _intern(route_of(group_links, self.cluster))
+        return known[group, path]
 
     def neighbour_route(self, group: Group) -> Route:
         """Return the slowest links between neighbours in *group*."""
-        return self.route(group) if self.layout.size(group) == 1 else self._route(group, neighbour_path)
+        route = self.links.routes.get((group, neighbour_path))
+        is_alone = route is None and self.layout.size(group) == 1
+        return self.route(group) if is_alone else route or self._route(group, neighbour_path)
 
     def placement_warnings(self) -> list[str]:
         """Return a warning of the priced group that is spread most unevenly; the world carries next to nothing."""
@@ -239,7 +255,7 @@ class Pricer:
         return min(self.cluster.node.gpus, self.layout.gpus)
 
 
-_ROUTES: ByIdentity[Route] = ByIdentity(4096)
+_LINKS: ByIdentity[GroupLinks] = ByIdentity(512)
 _TERMS: ByIdentity[CollectiveTerms] = ByIdentity(4096)
 
 
@@ -284,17 +300,11 @@ def _slowest_bytes_per_s(route: Route) -> float:
     return min(route.intra_bytes_per_s, network_bytes_per_s)
 
 
-_PRICES: ByIdentity[Price] = ByIdentity(65536)
-"""Prices of communication by its terms, or by the route of a message."""
+_SECONDS: ByIdentity[float] = ByIdentity(65536)
+"""Seconds of communication by its terms, or by the route of a message."""
 
 
-def _price_message(route: Route, key: tuple[int, bool]) -> Price:
+def _time_message(route: Route, key: tuple[int, bool]) -> float:
     size_bytes, ideal = key
     ideal_s = size_bytes / _slowest_bytes_per_s(route)
-    return _network_price(ideal_s if ideal else send_receive_price(size_bytes, route).seconds, ideal)
-
-
-def _network_price(seconds: float, ideal: bool) -> Price:
-    if ideal:
-        return Price.spread(seconds, PriceSource.ROOFLINE, Bound.NETWORK, 0.0)
-    return Price.spread(seconds, PriceSource.FITTED, Bound.NETWORK, COLLECTIVE_SPREAD)
+    return ideal_s if ideal else send_receive_price(size_bytes, route).seconds

@@ -8,7 +8,7 @@ import numpy as np
 from stepcast.cost.compute import MOST_KNOWN, LoadPricer, Spent
 from stepcast.cost.pace import apply_pace
 from stepcast.cost.price import Price
-from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price, without_chunks
+from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
 from stepcast.forecast.options import (
     DEFAULTS,
     Engine,
@@ -102,7 +102,6 @@ class PacedCompute:
         return price if self.pace == 1.0 else apply_pace(price, work, self.pace)
 
 
-_MOVING: ByIdentity[dict[int, Spent]] = ByIdentity(512)
 _SECONDS: ByIdentity[FloatArray] = ByIdentity(1024)
 
 
@@ -111,8 +110,7 @@ class WorkTable:
 
     def __init__(self, pricer: Pricer, compute: PacedCompute, alone: frozenset[Group]) -> None:
         self.pricer, self.compute, self.alone = pricer, compute, alone
-        terms = (pricer.once_per_node, pricer.ideal, pricer.place, pricer.alone, tuple(pricer.algorithms.items()))
-        self.moving = _MOVING.get((pricer.cluster,), dict, without_chunks(pricer.layout), *terms)
+        self.moving = pricer.links.seconds
 
     def works_s(self, lists: Sequence[OpList]) -> FloatArray:
         """Return the seconds of each work of *lists*; 0 for communication that does not run."""
@@ -139,7 +137,7 @@ class WorkTable:
             moving.clear()
         group = group_of(work)
         runs = group is None or (group not in self.alone and work.size_bytes > 0)  # type: ignore[union-attr]
-        moving[key] = (0.0, self.pricer.price_other(work).seconds if runs else 0.0, work)  # type: ignore[arg-type]
+        moving[key] = (0.0, self.pricer.other_s(work) if runs else 0.0, work)  # type: ignore[arg-type]
         return moving[key]
 
 
