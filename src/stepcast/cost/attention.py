@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepcast.cost.fits import AttentionFit, ComputeFit
-from stepcast.cost.power import ALONE, ClockTerms, Load, launch_s, limit_power, split_power
+from stepcast.cost.power import ALONE, Load, launch_s, limit_power, split_power
 from stepcast.cost.price import Number, Rates, matrix_rates, scale_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.tables import constants
@@ -46,28 +46,21 @@ class AttentionSizes(NamedTuple):
 SIZES_OF = attrgetter(*AttentionSizes._fields)
 
 
-def time_attention(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> float:
-    seconds = attention_seconds(AttentionSizes(*SIZES_OF(work)), work.causal, work.backward, work.dtype, gpu, fit, load)
-    masked, dropping = _find_factors(work, fit)
-    return float(seconds * masked * dropping)
-
-
-def split_attention(work: Attention, gpu: Gpu, fit: ComputeFit) -> ClockTerms | None:
-    """Return None for both factors: their product would be rounded."""
-    masked, dropping = _find_factors(work, fit)
+def split_attention(work: Attention, gpu: Gpu, fit: ComputeFit) -> tuple[Number, Number] | None:
+    """Return the values of ``split_power`` in a step; None where more than the clock decides."""
+    if work.masked or work.drops:
+        return None
     kind = work.causal, work.backward, work.dtype, gpu, fit, True
     seconds, flops = _unloaded_s(AttentionSizes(*SIZES_OF(work)), *kind)
-    cool_s, least_s = split_power(seconds, flops, gpu, work.dtype, fit, attention=True)
-    terms = ClockTerms(float(cool_s), float(least_s) + fit.step_launch_s, masked * dropping)
-    return terms if 1.0 in (masked, dropping) else None
+    return split_power(seconds, flops, gpu, work.dtype, fit, attention=True)
 
 
-def _find_factors(work: Attention, fit: ComputeFit) -> tuple[float, float]:
-    """Return the factors of a mask and of dropout, which take no longer in fp32."""
-    if work.dtype.bytes >= DType.FP32.bytes:
-        return 1.0, 1.0
+def time_attention(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> float:
+    seconds = attention_seconds(AttentionSizes(*SIZES_OF(work)), work.causal, work.backward, work.dtype, gpu, fit, load)
     pass_fit = fit.attention_backward if work.backward else fit.attention_forward
-    return pass_fit.masked if work.masked else 1.0, pass_fit.dropping if work.drops else 1.0
+    if work.dtype.bytes < DType.FP32.bytes:  # in fp32 neither a mask nor dropout takes longer
+        seconds = seconds * (pass_fit.masked if work.masked else 1.0) * (pass_fit.dropping if work.drops else 1.0)
+    return float(seconds)
 
 
 def attention_seconds(

@@ -7,31 +7,27 @@ A ``Load`` describes what the operator is part of: ALONE for one measured by its
 work, ``step_load(...)`` for a training step.
 """
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from stepcast.cost.attention import split_attention, time_attention
 from stepcast.cost.fits import ComputeFit
 from stepcast.cost.matmul import products_of, split_product, time_product
 from stepcast.cost.memory_bound import stream_key, time_stream
 from stepcast.cost.pace import CLOCKED
-from stepcast.cost.power import ALONE, SUSTAINED, ClockTerms, Load, cool_load, design_power_w, find_slowdown
+from stepcast.cost.power import ALONE, SUSTAINED, Load, cool_load, design_power_w, find_slowdown
 from stepcast.cost.price import Price, matrix_unit, price_seconds, require_seconds
 from stepcast.cost.scan_and_convolution import SCAN_KINDS, time_cells, time_convolution, time_scan
 from stepcast.hardware.cluster import Gpu
-from stepcast.ir.arrays import FloatArray
 from stepcast.ir.recurrent import RecurrentCells, Scan
 from stepcast.ir.work import Attention, Compute, Convolution, Elementwise, GroupedMatmul, Matmul, Recorded, Work
 
 COOL = (Elementwise, Scan, Recorded)
 """Work that takes as long in one step as in another, however hot that makes the GPU."""
-MOST_KNOWN, MOST_ROWS = 65536, 16384
+MOST_KNOWN = 65536
 WorkCounts = Mapping[Compute, int]
 PASSES, PRODUCTS = ("forward", "backward"), ("matmul", "bmm")
 
@@ -42,16 +38,13 @@ class OperatorCost(NamedTuple):
     seconds: Callable[..., float]
     label: Callable[..., str]
     kind: str = ""  # of products it is the unit that multiplies their format
-    split: Callable[..., ClockTerms | None] = lambda *_: None
 
 
 COSTS: dict[type[Compute], OperatorCost] = {
-    Matmul: OperatorCost(time_product, lambda work: f"{PRODUCTS[work.batch > 1]}.{work.dtype}", "", split_product),
-    GroupedMatmul: OperatorCost(time_product, lambda work: f"grouped.{work.dtype}", "", split_product),
+    Matmul: OperatorCost(time_product, lambda work: f"{PRODUCTS[work.batch > 1]}.{work.dtype}"),
+    GroupedMatmul: OperatorCost(time_product, lambda work: f"grouped.{work.dtype}"),
     Convolution: OperatorCost(time_convolution, lambda work: f"convolution.{work.of}", "convolution"),
-    Attention: OperatorCost(
-        time_attention, lambda work: f"attention.{PASSES[work.backward]}", "attention", split_attention
-    ),
+    Attention: OperatorCost(time_attention, lambda work: f"attention.{PASSES[work.backward]}", "attention"),
     **{
         scanned: OperatorCost(time_scan, lambda work: f"{SCAN_KINDS[type(work)]}.{PASSES[work.backward]}", kind)
         for scanned, kind in SCAN_KINDS.items()
@@ -60,6 +53,7 @@ COSTS: dict[type[Compute], OperatorCost] = {
     Elementwise: OperatorCost(time_stream, lambda work: f"stream.{stream_key(work)}", "stream"),
     Recorded: OperatorCost(lambda work, *_: work.duration_s, lambda work: "recorded", "recorded"),
 }
+SPLITS: dict[type[Compute], Callable[..., Any]] = {Matmul: split_product, Attention: split_attention}
 
 
 def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) -> Price:
@@ -121,22 +115,6 @@ Spent = tuple[float, float, Work]
 """The seconds of a work that clocks decide, and others, with the work, which stays alive with its identity."""
 
 
-class WorkRows:
-    """What decides the seconds of works in steps, in rows: ``ClockTerms`` and the seconds of others, by identity."""
-
-    def __init__(self, size: int) -> None:
-        self.numbers: dict[int, int] = {}
-        self.works: dict[int, Work] = {}  # by number
-        self.lists: dict[int, tuple[object, bytes]] = {}  # the numbers of whole lists, by identity
-        self.terms = np.full((size, 5), np.nan)
-        self._free = itertools.count()  # threads never get the same
-
-    def add(self, key: int, work: Work, row: tuple[float, ...]) -> None:
-        number = next(self._free)
-        self.terms[number], self.works[number] = row, work
-        self.numbers[key] = number
-
-
 class LoadPricer:
     """Prices works under one load and remembers them by identity, since comparing them takes longer. Work that draws
     little power is priced once for all loads.
@@ -148,10 +126,8 @@ class LoadPricer:
         self.spent: dict[int, Spent] = {}
         self.slowdown, self.launch_s = find_slowdown(gpu, fit, load), fit.step_launch_s
         self._time_work = lru_cache(MOST_KNOWN)(lambda work: _time_work(work, gpu, fit, load))
+        self._split = lru_cache(MOST_KNOWN)(lambda work: SPLITS[type(work)](work, gpu, fit))
         self._price = lru_cache(MOST_KNOWN)(lambda work: _price(work, sum(self.spend(work)[:2]), gpu, fit))
-        if self.cool is self:
-            self._split = lru_cache(MOST_KNOWN)(lambda work: COSTS[type(work)].split(work, gpu, fit))
-            self.rows, self.learn = WorkRows(MOST_ROWS), products_of(gpu, fit).learn
 
     def __call__(self, work: Compute) -> Price:
         """Return the price of *work*."""
@@ -160,34 +136,17 @@ class LoadPricer:
     def spend(self, work: Compute) -> Spent:
         """Return the seconds of *work*, in half the time of its price."""
         pricer, key = self.cool if type(work) in COOL else self, id(work)
-        return pricer.spent.get(key) or pricer._add(key, work)
-
-    def _add(self, key: int, work: Compute) -> Spent:
-        if len(self.spent) >= MOST_KNOWN:
-            self.spent.clear()
-        slower = self.slowdown
-        terms = None if slower is None else self.cool._split(work)
-        if slower is None or terms is None:
-            seconds = self._time_work(work)
-        else:
-            seconds = require_seconds(terms.seconds(slower, self.launch_s))
-        spent = self.spent[key] = (seconds, 0.0, work) if type(work) in CLOCKED else (0.0, seconds, work)
-        return spent
-
-    def make_row(self, work: Work) -> tuple[float, ...]:
-        if type(work) not in COSTS:
-            return 0.0, 0.0, 0.0, 0.0, math.nan
-        if type(work) in COOL:
-            return 0.0, 0.0, 0.0, 0.0, self.spend(work)[1]  # type: ignore[arg-type]
-        terms = self._split(work)  # without them, as with no finite ones, ``spend`` says how long it takes
-        return (*terms, 0.0) if terms and terms.seconds(1.0, self.launch_s) < math.inf else (*[math.nan] * 4, 0.0)
-
-    def clocked_s(self, terms: FloatArray) -> FloatArray:
-        """Return the seconds that clocks decide of works with these rows of terms; NaN where they do not say."""
-        cool_s, least_s, factor, added_s, _ = terms.T
-        slower_s = np.where(cool_s == 0.0, 0.0, np.nan) if self.slowdown is None else cool_s * self.slowdown
-        seconds: FloatArray = np.maximum(slower_s + self.launch_s, least_s) * factor + added_s
-        return seconds
+        spent = pricer.spent
+        if key not in spent:
+            if len(spent) >= MOST_KNOWN:
+                spent.clear()
+            parts = self.cool._split(work) if self.slowdown and type(work) in SPLITS else None
+            if parts:  # the same as ``_time_work``, with what all loads have in common computed once
+                seconds = require_seconds(max(parts[0] * self.slowdown, parts[1]) + self.launch_s)
+            else:
+                seconds = pricer._time_work(work)
+            spent[key] = (seconds, 0.0, work) if type(work) in CLOCKED else (0.0, seconds, work)
+        return spent[key]
 
 
 make_pricer = lru_cache(512)(LoadPricer)

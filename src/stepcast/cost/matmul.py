@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 
 from stepcast.cost.fits import ComputeFit, MatmulFit
-from stepcast.cost.power import ALONE, ClockTerms, Load, launch_s, limit_power, split_power
+from stepcast.cost.power import ALONE, Load, launch_s, limit_power, split_power
 from stepcast.cost.price import SIMT, Number, Rates, matrix_rates, matrix_unit, scale_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import BoolArray, FloatArray
@@ -39,25 +39,21 @@ MEASURED = constants("matmul")
 
 def time_product(work: Product, gpu: Gpu, fit: ComputeFit, load: Load) -> float:
     seconds = _add_load(products_of(gpu, fit).seconds(work), work.flops, work.dtype, gpu, fit, load)
-    least_s, factor, added_s = _find_extras(work, gpu, fit)
-    return float(np.maximum(seconds, least_s) * factor + added_s)
-
-
-def split_product(work: Product, gpu: Gpu, fit: ComputeFit) -> ClockTerms:
-    cool_s, fastest_s = split_power(products_of(gpu, fit).seconds(work), work.flops, gpu, work.dtype, fit)
-    least_s, factor, added_s = _find_extras(work, gpu, fit)
-    return ClockTerms(float(cool_s), max(float(fastest_s) + fit.step_launch_s, least_s), factor, added_s)
-
-
-def _find_extras(work: Product, gpu: Gpu, fit: ComputeFit) -> tuple[float, float, float]:
-    """Return the least seconds of a product, the factor of uneven groups, and the seconds that they add."""
+    if isinstance(work, Matmul) and work.swapped and work.dtype is DType.TF32 and gpu.architecture == "hopper":
+        least_s = MEASURED["swapped_tf32"][min(work.swapped, 2)] * work.flops / gpu.matrix_peak_flops(work.dtype)
+        seconds = np.maximum(seconds, least_s)
     if isinstance(work, GroupedMatmul):
-        separate_s = MEASURED["separate_s"].get(gpu.architecture.partition("-")[0], 0.0) if work.separate else 0.0
-        return 0.0, work.skew, (fit.grouped_s + separate_s) * work.groups
-    if work.swapped and work.dtype is DType.TF32 and gpu.architecture == "hopper":
-        rate = gpu.matrix_peak_flops(work.dtype)
-        return MEASURED["swapped_tf32"][min(work.swapped, 2)] * work.flops / rate, 1.0, 0.0
-    return 0.0, 1.0, 0.0
+        family = gpu.architecture.partition("-")[0]
+        separate_s = MEASURED["separate_s"].get(family, 0.0) if work.separate else 0.0
+        seconds = seconds * work.skew + (fit.grouped_s + separate_s) * work.groups
+    return float(seconds)
+
+
+def split_product(work: Matmul, gpu: Gpu, fit: ComputeFit) -> tuple[Number, Number] | None:
+    """Return the values of ``split_power``; None where more than the clock decides."""
+    if work.swapped:
+        return None
+    return split_power(products_of(gpu, fit).seconds(work), work.flops, gpu, work.dtype, fit)
 
 
 def _sizes(work: Product) -> tuple[float, int, int, int]:

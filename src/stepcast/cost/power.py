@@ -7,7 +7,6 @@ process node; the table of the fit holds it per architecture and number format.
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -40,18 +39,6 @@ class Load:
         power is known the duty says no more.
         """
         return self if self.wanted is None else replace(self, duty=1.0, wanted=max(1.0, self.wanted))
-
-
-class ClockTerms(NamedTuple):
-    """The seconds of a product in a step: the larger of cool_s * slowdown + launch and least_s, times *factor*."""
-
-    cool_s: float
-    least_s: float
-    factor: float
-    added_s: float = 0.0  # after all that
-
-    def seconds(self, slowdown: float, launch_s: float) -> float:
-        return max(self.cool_s * slowdown + launch_s, self.least_s) * self.factor + self.added_s
 
 
 @lru_cache(maxsize=64)
@@ -112,15 +99,11 @@ def find_slowdown(gpu: Gpu, fit: ComputeFit, load: Load) -> float | None:
 def split_power(
     seconds: Number, flops: Number, gpu: Gpu, dtype: DType, fit: ComputeFit, attention: bool = False
 ) -> tuple[Number, Number]:
-    """Return the seconds of products at full clock, which grow with ``find_slowdown``, and the least that they take: no
-    less than any product published.
-    """
+    """Return seconds at full clock that grow with ``find_slowdown``, and the least; no published product is faster."""
     power, least_s = fit.power.of(gpu.architecture), flops / gpu.best_product_flops(dtype)
     energy = power.energy(gpu.architecture, gpu.runs_as(dtype))
-    if energy == 0.0:
-        return 0.0, np.maximum(seconds, least_s)
-    if attention:
-        return seconds, least_s
+    if energy == 0.0 or attention:
+        return (seconds, least_s) if energy else (0.0, np.maximum(seconds, least_s))
     # Products that want more than the board may draw were heated when the fit's were measured.
     heating = power.idle_share + flops / seconds * energy / gpu.power_w > 1.0
     return np.where(heating, power.cool.get(gpu.name, 1.0), 1.0) * seconds, least_s

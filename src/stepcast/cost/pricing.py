@@ -5,17 +5,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from functools import lru_cache, partial
 
-import numpy as np
-
 from stepcast.cost.collectives.choose import Algorithm, CollectivePrice, price, send_receive_price
 from stepcast.cost.collectives.route import Route, lost_share, route_of, uneven_warning
-from stepcast.cost.compute import WorkRows
+from stepcast.cost.compute import Spent
 from stepcast.cost.exchange import mean_exchange_s, multiprocessors_of
 from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster, Gpu, Place, group_path
 from stepcast.hardware.path import GroupPath, neighbour_path
-from stepcast.ir.arrays import FloatArray
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.tables import constants
@@ -57,9 +54,7 @@ def refuse_to_price(work: Compute) -> Price:
 
 @dataclass(frozen=True, eq=False)
 class CollectiveTerms:
-    """All that decides the prices of one kind of collective of a group but for its size: layouts of many strategies
-    have few.
-    """
+    """All that decides the prices of a kind of collective of a group but its size: many strategies have few."""
 
     route: Route
     gpu: Gpu
@@ -105,20 +100,12 @@ class CollectiveTerms:
 
 
 class GroupLinks:
-    """What the prices of all layouts have in common whose groups use the same links."""
+    """The routes, terms and seconds that all layouts share whose groups use the same links."""
 
     def __init__(self) -> None:
         self.routes: dict[tuple[Group, Callable[..., GroupPath]], Route] = {}
         self.terms: dict[tuple[CollectiveKind, Group], CollectiveTerms] = {}
-        self._rows, self._seconds, self._count = WorkRows(0), np.zeros(0), 0
-
-    def find_seconds(self, rows: WorkRows) -> FloatArray:
-        """Return the seconds of all works with *rows* that clocks do not decide; NaN for communication to price."""
-        if self._rows is not rows:
-            self._rows, self._seconds, self._count = rows, np.full(len(rows.terms), np.nan), 0
-        start, self._count = self._count, len(rows.works)
-        self._seconds[start : self._count] = rows.terms[start : self._count, -1]
-        return self._seconds
+        self.seconds: dict[int, Spent] = {}  # of works by identity
 
 
 @dataclass

@@ -1,12 +1,11 @@
 """A workload on a cluster: price every op, build the program, run it, read the result."""
 
-from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
 
-from stepcast.cost.compute import MOST_ROWS, LoadPricer, WorkRows
+from stepcast.cost.compute import MOST_KNOWN, LoadPricer, Spent
 from stepcast.cost.pace import apply_pace
 from stepcast.cost.price import Price
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
@@ -23,11 +22,11 @@ from stepcast.forecast.options import (
 )
 from stepcast.forecast.prediction import Prediction, PreparedStep
 from stepcast.hardware import Cluster
-from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.types import ByIdentity, dataclass
-from stepcast.ir.work import Communication, Compute, Direction, HostUpdate, Transfer, group_of
+from stepcast.ir.work import COMPUTING, Compute, Direction, Transfer, Work, group_of
 from stepcast.ir.workload import Workload
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.lowering import OpList
@@ -111,47 +110,35 @@ class WorkTable:
 
     def __init__(self, pricer: Pricer, compute: PacedCompute, alone: frozenset[Group]) -> None:
         self.pricer, self.compute, self.alone = pricer, compute, alone
+        self.moving = pricer.links.seconds
 
     def works_s(self, lists: Sequence[OpList]) -> FloatArray:
         """Return the seconds of each work of *lists*; 0 for communication that does not run."""
-        inputs = (lists, self.compute.base, self.pricer.links)
+        inputs = (lists, self.compute.base, self.moving)
         return _SECONDS.get(inputs, partial(self._price_lists, lists), self.compute.pace)
 
-    def _find_rows(self, lists: Sequence[OpList]) -> tuple[WorkRows, IntArray]:
-        """Return the rows of known works, and the number of the row of each work in *lists*."""
-        cool = self.compute.base.cool
-        rows, new = cool.rows, [ops for ops in lists if id(ops) not in cool.rows.lists]
-        if new and len(rows.lists) + len(rows.works) + sum([ops.size + 1 for ops in new]) > len(rows.terms):
-            rows, new = WorkRows(MOST_ROWS + 2 * sum([ops.size + 1 for ops in lists])), list(lists)
-            cool.rows = rows
-        pairs = [(key, work) for ops in new for key, work in zip(ops.keys, ops.works, strict=True)]
-        works = {key: work for key, work in pairs if key not in rows.numbers}
-        cool.learn(works.values())  # type: ignore[arg-type]
-        for key, work in works.items():
-            rows.add(key, work, cool.make_row(work))
-        for ops in new:
-            rows.lists[id(ops)] = ops, array("q", [rows.numbers[key] for key in ops.keys]).tobytes()
-        return rows, np.frombuffer(b"".join([rows.lists[id(ops)][1] for ops in lists]), np.int64)
-
     def _price_lists(self, lists: Sequence[OpList]) -> FloatArray:
-        base, pace = self.compute.base, self.compute.pace
-        rows, numbers = self._find_rows(lists)
-        known_s = self.pricer.links.find_seconds(rows)
-        others_s = known_s.take(numbers)
-        if (unknown := np.isnan(others_s)).any():
-            for number in set(numbers[unknown].tolist()):
-                known_s[number] = self._price_other(rows.works[number])  # type: ignore[arg-type]
-            others_s = known_s.take(numbers)
-        seconds = base.clocked_s(rows.terms.take(numbers, 0)) * pace + others_s
-        for place in np.isnan(seconds).nonzero()[0].tolist():
-            clocked_s, other_s, _ = base.spend(rows.works[numbers[place]])  # type: ignore[arg-type]
-            seconds[place] = clocked_s * pace + other_s
-        return seconds
+        hot, cool = self.compute.base.spent, self.compute.base.cool.spent
+        pace, moving = self.compute.pace, self.moving
+        keys = [key for ops in lists for key in ops.keys]
+        works = [work for ops in lists for work in ops.works]
+        seconds = {}
+        for key, work in dict(zip(keys, works, strict=True)).items():
+            spent = hot.get(key) or cool.get(key) or moving.get(key) or self._spend(key, work)
+            seconds[key] = spent[0] * pace + spent[1]
+        return np.array([seconds[key] for key in keys], np.float64)
 
-    def _price_other(self, work: Communication | HostUpdate) -> float:
+    def _spend(self, key: int, work: Work) -> Spent:
+        """Return the seconds of a *work* that was not asked for yet."""
+        moving = self.moving
+        if type(work) in COMPUTING:
+            return self.compute.base.spend(work)  # type: ignore[arg-type]
+        if len(moving) >= MOST_KNOWN:
+            moving.clear()
         group = group_of(work)
         runs = group is None or (group not in self.alone and work.size_bytes > 0)  # type: ignore[union-attr]
-        return self.pricer.other_s(work) if runs else 0.0
+        moving[key] = (0.0, self.pricer.other_s(work) if runs else 0.0, work)  # type: ignore[arg-type]
+        return moving[key]
 
 
 def _describe_group_limit(routing: Routing | None, layout: Layout, pricer: Pricer) -> list[str]:
