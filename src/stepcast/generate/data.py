@@ -20,7 +20,7 @@ from stepcast.ir.layers.kinds import block_weights
 from stepcast.ir.layers.operators import QUANTISED_WEIGHTS
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
-from stepcast.ir.model import Matrices, Model, StagePiece, has_copies, held_shard, trained_matrices, trained_shard
+from stepcast.ir.model import Matrices, Model, StagePiece, has_copies, trained_matrices, trained_shard
 from stepcast.ir.sharding import Reduced, gathered_bytes
 from stepcast.ir.strategy import TrainingKind
 from stepcast.ir.types import DType, dataclass, replace
@@ -143,43 +143,45 @@ def fill_buckets(limit: int | None, shards: tuple[Shard, ...], tensors: int = 0)
     Experts' gradients have buckets of their own (Megatron-Core's expert_parallel_buffers). A shard larger than a
     bucket is cut into equal ones, but not into more than it has *tensors*, where that is given, or one in an embedding.
     """
+    if not any(shard.experts for shard in shards):
+        return _fill(limit, shards, tensors)
     dense = _fill(limit, [Shard(shard.dense, 0, shard.unquantised) for shard in shards], tensors)
     experts = _fill(limit, [Shard(0, shard.experts) for shard in shards], 0)
     return sorted([*dense, *experts], key=lambda bucket: bucket[0])
 
 
-def _fill(limit: int | None, shards: Sequence[Shard], tensors: int) -> Iterator[tuple[int, Buckets]]:
+def _fill(limit: int | None, shards: Sequence[Shard], tensors: int) -> list[tuple[int, Buckets]]:
     if limit is None:
-        filled = sum(shards, start=NOTHING)
-        if filled.total:
-            yield len(shards) - 1, Buckets(filled)
-        return
+        total = sum(shards, start=NOTHING)
+        return [(len(shards) - 1, Buckets(total))] if total.total else []
+    full: list[tuple[int, Buckets]] = []
     filled, size = NOTHING, 0
     for index, shard in enumerate(shards):
         filled = filled + shard if size else shard
         size = filled.dense + filled.experts
         if size and (size >= limit or index == len(shards) - 1):
             most = min(size // limit, (tensors if filled.quantised else 1) if tensors else size)
-            yield from ((index, cut) for cut in _cut_shard(filled, max(1, most)))
+            full += [(index, cut) for cut in _cut_shard(filled, max(1, most))]
             size = 0
+    return full
 
 
-def _cut_shard(shard: Shard, count: int) -> Iterator[Buckets]:
-    """Yield *shard* as *count* buckets of complete parameters, the first larger by one than the last."""
+@lru_cache(maxsize=4096)
+def _cut_shard(shard: Shard, count: int) -> list[Buckets]:
+    """Return *shard* as *count* buckets of complete parameters, the first larger by one than the last."""
     if count == 1:
-        yield Buckets(shard)
-        return
-    totals = (shard.dense, shard.experts, shard.unquantised)
-    borders = sorted({0, count, *(total % count for total in totals)})
-    for start, stop in pairwise(borders):
-        yield Buckets(Shard(*(total // count + (start < total % count) for total in totals)), stop - start)
+        return [Buckets(shard)]
+    borders = sorted({0, count, *[total % count for total in shard]})
+    return [
+        Buckets(Shard(*[total // count + (start < total % count) for total in shard]), stop - start)
+        for start, stop in pairwise(borders)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
     """The weights of a stage when its micro-batches are done, for the once-per-step layers."""
 
-    held: Shard
     trained: Shard
     norms: int  # parameters of the norms, which sequence parallelism leaves unsharded on every tensor rank
     tied_embedding: int  # rows x width of a word embedding of which another stage has a copy
@@ -195,7 +197,6 @@ def find_step_end(sizes: Sizes, model: Model, piece: StagePiece) -> StepEnd:
     width = model.embedding_width or model.hidden
     matrices = sizes.framework.optimizer.knows_matrices
     return StepEnd(
-        held=held_shard(model, strategy, piece),
         trained=trained_shard(model, strategy, piece),
         norms=_norm_parameters(model, piece.layers.start, piece.layers.stop) if full else 0,
         tied_embedding=sizes.vocab * width if separate and full else 0,

@@ -26,22 +26,38 @@ from stepcast.ir.layout import HostWay
 from stepcast.ir.model import Model, StagePiece, trained_shard
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes, states_view
 from stepcast.ir.strategy import RecomputeKind, Strategy
-from stepcast.ir.types import ByIdentity, DType, cached_property, dataclass, replace
+from stepcast.ir.types import ByIdentity, DType, assign, cached_property, dataclass, replace
 from stepcast.ir.work import Elementwise
-from stepcast.ir.workload import FIRST, LAST, ChangedBlocks, ChangedUnit, Layer, NumberedRuns, Op, Phase, VariedBodies
+from stepcast.ir.workload import (
+    FIRST,
+    LAST,
+    ChangedBlocks,
+    ChangedUnit,
+    Layer,
+    NumberedRuns,
+    Op,
+    Phase,
+    VariedBodies,
+    intern_layers,
+)
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A transformer layer, or an end of the model: gathered, reduced, recomputed and offloaded together."""
+    """A transformer layer, or an end of the model: gathered, reduced, recomputed and offloaded together. Its layers are
+    one object in all units that have the same.
+    """
 
     layers: tuple[Layer, ...]
     held: Shard
     trained: Shard
     # Bytes of activations that the host keeps from the forward until the backward.
     leaving: int = 0
+
+    def __post_init__(self) -> None:
+        assign(self, "layers", intern_layers(self.layers))
 
     @property
     def has_backward(self) -> bool:

@@ -29,7 +29,7 @@ from stepcast.ir.sharding import Gathered, Reduced
 from stepcast.ir.strategy import NO_RECOMPUTE, NO_TARGETS, Objective, Strategy, layer_view
 from stepcast.ir.types import ByIdentity, replace
 from stepcast.ir.work import Elementwise
-from stepcast.ir.workload import Layer, NumberedRuns, Phase, Role, Stage, Workload, fold_runs, intern_layers
+from stepcast.ir.workload import Layer, NumberedRuns, Phase, Role, Stage, Workload, fold_runs
 
 # One pipeline piece: its layers, what is recomputed, and the data-parallel communication around them.
 
@@ -125,7 +125,7 @@ class StageMaker:
         if plan.reduced is Reduced.EACH_MICRO_BATCH:
             units = self.data_maker.reduce_units(units)
         once = self.data_maker.once_per_step(piece, units)
-        own = NumberedRuns.of([(intern_layers(unit.layers), count) for unit, count in units])
+        own = NumberedRuns.of([(unit.layers, count) for unit, count in units])
         return Stage(tuple(fold_runs(own)), epilogue=once.epilogue, varied=self.data_maker.vary(own, units, once))
 
     def _reference_units(self, piece: StagePiece) -> Units:
