@@ -26,7 +26,7 @@ from stepcast.ir.layout import HostWay
 from stepcast.ir.model import Model, StagePiece, trained_shard
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes, states_view
 from stepcast.ir.strategy import RecomputeKind, Strategy
-from stepcast.ir.types import ByIdentity, DType, assign, cached_property, dataclass, replace
+from stepcast.ir.types import ByIdentity, DType, assign, dataclass, replace
 from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import (
     FIRST,
@@ -149,54 +149,43 @@ class DataMaker:
         self.unpack, self.buckets_of = lru_cache(1024)(self._unpack), lru_cache(1024)(self._buckets_of)
         self.gather_buckets = lru_cache(1024)(self._gather_buckets)
         self._once: dict[StagePiece, OncePerStep] = {}
+        # DeepSpeed of 2021 fetches a module's tensors when it begins, and then waits for the GPU (stage3.py,
+        # fetch_sub_module, _synchronize_communication); what it prefetches, 5e7 elements, holds no large weight.
+        ahead = view.overlap.parameters and not framework.listed_gathers
+        # A recomputed layer is gathered for its second forward, as the first is.
+        late = framework.late_gathers and view.recompute.kind is not RecomputeKind.FULL
+        self._gathers = {Phase.FORWARD: ("forward", ahead), Phase.INPUT_GRADIENT: ("backward", ahead and not late)}
 
     def gather_units(self, units: Units) -> Units:
         """ZeRO-3 and FSDP: gather parameters for the forward of each unit, and again for its backward where they
-        are freed in between.
+        are freed in between. Overlapped, they are gathered while the unit before runs, so that only the first
+        wait is exposed.
         """
-        # A recomputed layer is gathered for its second forward, as the first is.
-        late = self.sizes.framework.late_gathers and self.sizes.strategy.recompute.kind is not RecomputeKind.FULL
         is_again = self.sizes.plan.gathered is Gathered.EACH_PASS
 
         def gather(before: Unit | None, unit: Unit, after: Unit | None) -> Unit:
-            layers = list(unit.layers)
-            layers[_find_first(unit.layers)] = self._request_forward(before, unit, after)
+            layers = list(_begin_with(unit.layers, self._begin_unit(before, unit, after)).written_out())
             if is_again and unit.has_backward:
-                following = before if before and before.has_backward else None
-                layers[-1] = self._request(
-                    layers[-1], Phase.INPUT_GRADIENT, after is None, unit, following, self._gathers_ahead and not late
-                )
+                layers[-1] = self._request(Phase.INPUT_GRADIENT, layers[-1], after, unit, before)
             return replace(unit, layers=tuple(layers))
 
         return map_neighbours(gather, units)
 
-    @cached_property
-    def _gathers_ahead(self) -> bool:
-        """Whether parameters are gathered while the unit before runs, so that only the first wait is exposed.
+    def _begin_unit(self, before: Unit | None, unit: Unit, after: Unit | None) -> Layer:
+        """Return the first layer of *unit* with a forward, which then begins with its gathers."""
+        return self._request(Phase.FORWARD, unit.layers[_find_first(unit.layers)], before, unit, after)
 
-        DeepSpeed of 2021 fetches a module's tensors when it begins, and then waits for the GPU (stage3.py,
-        fetch_sub_module, _synchronize_communication); what it prefetches, 5e7 elements, holds no large weight.
+    def _request(self, phase: Phase, layer: Layer, earlier: Unit | None, unit: Unit, later: Unit | None) -> Layer:
+        """Return *layer*, with which *unit* begins a *phase* between the *earlier* unit and the *later* one: the
+        first of all asks for its own parameters and for those of the next one.
         """
-        return self.sizes.strategy.overlap.parameters and not self.sizes.framework.listed_gathers
-
-    def _request_forward(self, before: Unit | None, unit: Unit, after: Unit | None) -> Layer:
-        """Return the first layer of *unit* that has a forward, which begins with the gathers."""
-        layer = unit.layers[_find_first(unit.layers)]
-        return self._request(layer, Phase.FORWARD, before is None, unit, after, self._gathers_ahead)
-
-    def _request(
-        self, layer: Layer, phase: Phase, is_first: bool, unit: Unit, following: Unit | None, overlaps: bool
-    ) -> Layer:
-        """Return *layer*, with which *unit* begins a *phase* before the unit *following* does: the first of all asks
-        for its own parameters and for those of the next one.
-        """
-        name = "forward" if phase is Phase.FORWARD else "backward"
-        begins = not overlaps or is_first
+        name, overlaps = self._gathers[phase]
+        begins = not overlaps or earlier is None
         own = self.gather(f"{name} first" if overlaps and begins else name, Buckets(unit.held), not overlaps)
-        later: Ops = ()
-        if overlaps and following is not None:
-            later = self.gather(name, Buckets(following.held), False)
-        return _begin(layer, phase, self.unpack(unit.held), own, later, begins)
+        following: Ops = ()
+        if overlaps and later is not None and (phase is Phase.FORWARD or later.has_backward):
+            following = self.gather(name, Buckets(later.held), not overlaps)
+        return _begin(layer, phase, self.unpack(unit.held), own, following, begins)
 
     def _gather(self, name: str, buckets: Buckets, blocking: bool, early: bool = False) -> Ops:
         ops = gather_ops(self.sizes, name, buckets, blocking)
@@ -204,15 +193,9 @@ class DataMaker:
 
     def reduce_units(self, units: Units) -> Units:
         """ZeRO 2 and 3, FSDP: reduce gradients with every micro-batch, when a unit's backward is done."""
-        return [
-            (
-                replace(
-                    unit, layers=_end_backward(unit.layers, self.reduce(self.buckets_of(unit.trained))).written_out()
-                ),
-                count,
-            )
-            for unit, count in units
-        ]
+        changed = [_end_backward(unit.layers, self.reduce(self.buckets_of(unit.trained))) for unit, _ in units]
+        pairs = zip(units, changed, strict=True)
+        return [(replace(unit, layers=change.written_out()), count) for (unit, count), change in pairs]
 
     def _buckets_of(self, shard: Shard) -> tuple[Buckets, ...]:
         """Return the gradients of one unit, in buckets of its own."""
@@ -285,15 +268,15 @@ class DataMaker:
         """Return the bodies of the micro-batches that differ from the usual one, which has *runs* of the layers of
         *units*.
         """
-        varied: list[tuple[int, ChangedBlocks]] = []
+        varied: VariedBodies = ()
         if self.sizes.plan.gathered is Gathered.ONCE:
-            begun = map_neighbours(self._request_forward, units)
-            varied.append((FIRST, ChangedBlocks(runs, NumberedRuns.of(begun), _begin_with)))
+            begun = NumberedRuns.of(map_neighbours(self._begin_unit, units))
+            varied += ((FIRST, ChangedBlocks(runs, begun, _begin_with)),)
         if once.gathers:
-            varied.append((FIRST, ChangedBlocks(runs, once.gathers, _begin_forward)))
+            varied += ((FIRST, ChangedBlocks(runs, once.gathers, _begin_forward)),)
         if once.reductions:
-            varied.append((LAST, ChangedBlocks(runs, once.reductions, _end_backward)))
-        return tuple(varied)
+            varied += ((LAST, ChangedBlocks(runs, once.reductions, _end_backward)),)
+        return varied
 
     def _fill_buckets(self, units: Units, piece: StagePiece) -> list[tuple[tuple[Buckets, ...], int]]:
         """Return the buckets that each unit's backward completes, and with which its forward begins: its own, or those

@@ -19,7 +19,7 @@ from dataclasses import field, replace
 from enum import StrEnum
 from functools import lru_cache, partial
 from itertools import chain
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
@@ -181,8 +181,6 @@ class Block:
             require(len(self.layers) > 0, "a block needs at least one layer")
 
 
-Run = tuple[tuple[Layer, ...], int]
-"""Layers of a unit, such as a transformer layer, and how often they follow one another."""
 Numbers = tuple[tuple[int, int], ...]
 """Runs of which only their equality matters: the number of each value, and how often it follows itself."""
 Patterns = list[tuple[tuple[int, ...], int]]
@@ -200,14 +198,10 @@ class NumberedRuns(NamedTuple, Generic[First]):
     numbers: Numbers
 
     @classmethod
-    def of(cls, runs: Iterable[tuple[First, int]]) -> "NumberedRuns[First]":
-        places: dict[int, int] = {}
-        values = []
-        numbers = []
-        for place, (value, count) in enumerate(runs):
-            values.append(value)
-            numbers.append((places.setdefault(id(value), place), count))
-        return cls(values, tuple(numbers))
+    def of(cls, runs: Sequence[tuple[First, int]]) -> "NumberedRuns[First]":
+        first: dict[int, int] = {}
+        numbers = [(first.setdefault(id(value), place), count) for place, (value, count) in enumerate(runs)]
+        return cls([value for value, _ in runs], tuple(numbers))
 
 
 class ChangedUnit(NamedTuple):
@@ -230,24 +224,21 @@ class ChangedUnit(NamedTuple):
 _ENDINGS: ByIdentity[Layer] = ByIdentity(4 * 4096)
 
 
-class ChangedBlocks(Sequence[Block]):
-    """The blocks of a micro-batch whose units are the usual ones with something *added*, *change* says how: written out
-    when they are read, which a simulation does not.
+@dataclass(frozen=True, eq=False)
+class ChangedBlocks(Generic[Added]):
+    """The blocks of a micro-batch whose units are the *usual* ones with something *added*, *change* says how: written
+    out when they are read, which a simulation does not.
     """
 
-    def __init__(
-        self,
-        usual: NumberedRuns[tuple[Layer, ...]],
-        added: NumberedRuns[Added],
-        change: Callable[[tuple[Layer, ...], Added], ChangedUnit],
-    ) -> None:
-        self._usual, self._added, self._change = usual, added, change
+    usual: NumberedRuns[tuple[Layer, ...]]
+    added: NumberedRuns[Added]
+    change: Callable[[tuple[Layer, ...], Added], ChangedUnit]
 
     @cached_property
     def folded(self) -> tuple[list[ChangedUnit], Patterns]:
         """The units that differ, and the blocks of them."""
-        units, added, change = self._usual.values, self._added.values, self._change
-        pairs, patterns = _fold_changed(self._usual.numbers, self._added.numbers)
+        units, added, change = self.usual.values, self.added.values, self.change
+        pairs, patterns = _fold_changed(self.usual.numbers, self.added.numbers)
         return [change(units[unit], added[place]) for unit, place in pairs], patterns
 
     @cached_property
@@ -255,11 +246,8 @@ class ChangedBlocks(Sequence[Block]):
         units, patterns = self.folded
         return tuple(_join_units([intern_layers(unit.written_out()) for unit in units], patterns))
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
-        return self.blocks[index]
-
-    def __len__(self) -> int:
-        return len(self.blocks)
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self.blocks)
 
     def __eq__(self, other: object) -> bool:
         return self.blocks == (other.blocks if isinstance(other, ChangedBlocks) else other)
@@ -267,14 +255,9 @@ class ChangedBlocks(Sequence[Block]):
     def __hash__(self) -> int:
         return hash(self.blocks)
 
-    def __repr__(self) -> str:
-        return repr(self.blocks)
 
-    def __reduce__(self) -> tuple[type, tuple[tuple[Block, ...]]]:
-        return tuple, (self.blocks,)
-
-
-VariedBodies = tuple[tuple[int, Sequence[Block]], ...]
+Blocks = tuple[Block, ...] | ChangedBlocks[Any]
+VariedBodies = tuple[tuple[int, Blocks], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,11 +362,8 @@ def _join_units(units: Sequence[tuple[Layer, ...]], patterns: Patterns) -> list[
     """Return the blocks of *units* that follow one another in *patterns* of their numbers."""
     blocks = []
     for pattern, times in patterns:
-        if len(pattern) == 1:
-            blocks.append(Block(units[pattern[0]], times))
-        else:
-            layers = tuple(chain.from_iterable([units[number] for number in pattern]))
-            blocks.append(Block(intern_layers(layers), times))
+        several = chain.from_iterable([units[number] for number in pattern])
+        blocks.append(Block(units[pattern[0]] if len(pattern) == 1 else intern_layers(tuple(several)), times))
     return blocks
 
 
@@ -551,7 +531,7 @@ def _with_layers(workload: Workload, change: Callable[[Layer], Layer], ends: boo
             layers[id(original)] = change(original)
         return layers[id(original)]
 
-    def change_body(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    def change_body(blocks: Blocks) -> tuple[Block, ...]:
         if id(blocks) not in bodies:
             bodies[id(blocks)] = tuple(Block(tuple(map(change_layer, block.layers)), block.repeat) for block in blocks)
         return bodies[id(blocks)]
