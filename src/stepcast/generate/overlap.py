@@ -10,7 +10,6 @@ from stepcast.generate.data import (
     broadcast_ops,
     epilogue,
     fill_buckets,
-    find_step_end,
     gather_ops,
     issue_buckets,
     reduce_ops,
@@ -260,7 +259,7 @@ class DataMaker:
             reduced: Ops = ()
             if not overlap.gradients:
                 reductions, reduced = [], _unfold(reversed(reductions))
-            ending = epilogue(self.sizes, find_step_end(self.sizes, self.model, piece), reduced, gathered)
+            ending = epilogue(self.sizes, self.model, piece, reduced, gathered)
             self._once[piece] = OncePerStep(_number_ops(gathers), _number_ops(reductions), ending)
         return self._once[piece]
 

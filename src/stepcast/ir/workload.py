@@ -88,8 +88,7 @@ class OpPart(StrEnum):
 
 
 SINGLE_GPU = Layout()
-First = TypeVar("First")
-Second = TypeVar("Second")
+Value = TypeVar("Value")
 Added = TypeVar("Added")
 
 
@@ -191,14 +190,14 @@ the one whose backward runs last, which differs in its weight gradients alone, w
 (GPipe turns its backward around, DualPipe begins at both ends)."""
 
 
-class NumberedRuns(NamedTuple, Generic[First]):
+class NumberedRuns(NamedTuple, Generic[Value]):
     """Values that follow one another, and runs of them by the place of the first that is the same object."""
 
-    values: list[First]
+    values: list[Value]
     numbers: Numbers
 
     @classmethod
-    def of(cls, runs: Sequence[tuple[First, int]]) -> "NumberedRuns[First]":
+    def of(cls, runs: Sequence[tuple[Value, int]]) -> "NumberedRuns[Value]":
         first: dict[int, int] = {}
         numbers = [(first.setdefault(id(value), place), count) for place, (value, count) in enumerate(runs)]
         return cls([value for value, _ in runs], tuple(numbers))
@@ -329,21 +328,6 @@ def vary_blocks(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[
     return tuple(blocks)
 
 
-def pair_runs(
-    first: Iterable[tuple[First, int]], second: Iterable[tuple[Second, int]]
-) -> Iterator[tuple[First, Second, int]]:
-    """Yield the values of two lists of runs that are next to each other, and how often both follow themselves."""
-    others = iter(second)
-    left = 0
-    for value, missing in first:
-        while missing:
-            if not left:
-                other, left = next(others)
-            both = min(missing, left)
-            yield value, other, both
-            missing, left = missing - both, left - both
-
-
 # The longest run of units looked for as one repeating pattern: Gemma 3 has six, Jamba-like models eight.
 LONGEST_PATTERN = 12
 
@@ -385,8 +369,8 @@ def _fold_changed(usual: Numbers, added: Numbers) -> tuple[list[tuple[int, int]]
     follow one another within each pattern of the usual units.
     """
     pairs: dict[tuple[int, int], int] = {}
-    runs = [(pairs.setdefault((unit, other), len(pairs)), count) for unit, other, count in pair_runs(usual, added)]
-    numbers = [number for number, count in runs for _ in range(count)]
+    every = [[number for number, count in runs for _ in range(count)] for runs in (usual, added)]
+    numbers = [pairs.setdefault(pair, len(pairs)) for pair in zip(*every, strict=True)]
     folded, start = Patterns(), 0
     for pattern, times in _fold_numbers(usual):
         length = len(pattern)
