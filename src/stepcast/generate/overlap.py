@@ -1,6 +1,6 @@
 """Data-parallel communication and activation offload: the layers and micro-batches that they overlap with."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import chain, groupby
 from typing import TypeVar
@@ -41,13 +41,12 @@ from stepcast.ir.workload import (
 )
 
 Result = TypeVar("Result")
+BetweenUnits = Callable[["Unit | None", "Unit", "Unit | None"], Result]
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A transformer layer, or an end of the model: gathered, reduced, recomputed and offloaded together. Its layers are
-    one object in all units that have the same.
-    """
+    """A transformer layer, or an end of the model: gathered, reduced, recomputed and offloaded together."""
 
     layers: tuple[Layer, ...]
     held: Shard
@@ -55,7 +54,7 @@ class Unit:
     # Bytes of activations that the host keeps from the forward until the backward.
     leaving: int = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # one object in all units with the same layers
         assign(self, "layers", intern_layers(self.layers))
 
     @property
@@ -104,9 +103,7 @@ def offload_activations(units: Units) -> Units:
     return map_neighbours(move, units)
 
 
-def map_neighbours(
-    function: Callable[[Unit | None, Unit, Unit | None], Result], units: Units
-) -> list[tuple[Result, int]]:
+def map_neighbours(function: "BetweenUnits[Result]", units: Units) -> list[tuple[Result, int]]:
     """Return the results of *function* for each unit with those before and after it."""
     results: list[tuple[Result, int]] = []
     before = None
@@ -132,8 +129,8 @@ class OncePerStep:
     begins or its last backward ends, if any overlaps with them, and what runs after all micro-batches.
     """
 
-    gathers: NumberedRuns[Ops] | None
-    reductions: NumberedRuns[Ops] | None
+    gathers: NumberedRuns[Ops]
+    reductions: NumberedRuns[Ops]
     epilogue: tuple[Layer, ...]
 
 
@@ -192,9 +189,10 @@ class DataMaker:
 
     def reduce_units(self, units: Units) -> Units:
         """ZeRO 2 and 3, FSDP: reduce gradients with every micro-batch, when a unit's backward is done."""
-        changed = [_end_backward(unit.layers, self.reduce(self.buckets_of(unit.trained))) for unit, _ in units]
-        pairs = zip(units, changed, strict=True)
-        return [(replace(unit, layers=change.written_out()), count) for (unit, count), change in pairs]
+        reduced = [(unit, self.reduce(self.buckets_of(unit.trained)), count) for unit, count in units]
+        return [
+            (replace(unit, layers=ChangedUnit(unit.layers, ops).written_out()), count) for unit, ops, count in reduced
+        ]
 
     def _buckets_of(self, shard: Shard) -> tuple[Buckets, ...]:
         """Return the gradients of one unit, in buckets of its own."""
@@ -260,21 +258,19 @@ class DataMaker:
             if not overlap.gradients:
                 reductions, reduced = [], _unfold(reversed(reductions))
             ending = epilogue(self.sizes, self.model, piece, reduced, gathered)
-            self._once[piece] = OncePerStep(_number_ops(gathers), _number_ops(reductions), ending)
+            self._once[piece] = OncePerStep(NumberedRuns.of(gathers), NumberedRuns.of(reductions), ending)
         return self._once[piece]
 
     def vary(self, runs: NumberedRuns[tuple[Layer, ...]], units: Units, once: OncePerStep) -> VariedBodies:
-        """Return the bodies of the micro-batches that differ from the usual one, which has *runs* of the layers of
-        *units*.
-        """
+        """Return the bodies of the micro-batches that differ from the usual one, which has *runs* of *units*."""
         varied: VariedBodies = ()
         if self.sizes.plan.gathered is Gathered.ONCE:
             begun = NumberedRuns.of(map_neighbours(self._begin_unit, units))
             varied += ((FIRST, ChangedBlocks(runs, begun, _begin_with)),)
-        if once.gathers:
+        if any(once.gathers.values):
             varied += ((FIRST, ChangedBlocks(runs, once.gathers, _begin_forward)),)
-        if once.reductions:
-            varied += ((LAST, ChangedBlocks(runs, once.reductions, _end_backward)),)
+        if any(once.reductions.values):
+            varied += ((LAST, ChangedBlocks(runs, once.reductions, ChangedUnit)),)
         return varied
 
     def _fill_buckets(self, units: Units, piece: StagePiece) -> list[tuple[tuple[Buckets, ...], int]]:
@@ -307,10 +303,6 @@ class DataMaker:
         overlaps, issued = self.sizes.strategy.overlap.parameters, issue_buckets(self.sizes, reversed(buckets))
         parts = [self.gather(f"parameters {number}", own, not overlaps, overlaps) for number, own in enumerate(issued)]
         return _intern(tuple(chain.from_iterable(parts)))
-
-
-def _number_ops(runs: Sequence[OpsRun]) -> NumberedRuns[Ops] | None:
-    return NumberedRuns.of(runs) if any(ops for ops, _ in runs) else None
 
 
 def _unfold(runs: Iterable[OpsRun]) -> Ops:
@@ -354,12 +346,7 @@ def _begin_forward(layers: tuple[Layer, ...], ops: Ops) -> ChangedUnit:
 
 def _begin_with(layers: tuple[Layer, ...], layer: Layer | None) -> ChangedUnit:
     """Return the *layers* of a unit with this *layer* as the first that has a forward."""
-    return ChangedUnit(layers, layer, _find_first(layers))
-
-
-def _end_backward(layers: tuple[Layer, ...], ops: Ops) -> ChangedUnit:
-    """Return the *layers* of a unit whose backward ends with *ops*."""
-    return ChangedUnit(layers, ending=ops)
+    return ChangedUnit(layers, (), layer, _find_first(layers))
 
 
 def _find_first(layers: tuple[Layer, ...]) -> int:

@@ -31,8 +31,6 @@ from stepcast.ir.types import ByIdentity, replace
 from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Layer, NumberedRuns, Phase, Role, Stage, Workload, fold_runs
 
-# One pipeline piece: its layers, what is recomputed, and the data-parallel communication around them.
-
 # Layers whose sizes depend on the router: no captured graph can hold them (Megatron-Core's cuda_graph_scope).
 UNCAPTURED = (Role.DISPATCH, Role.EXPERTS_UP, Role.EXPERTS_DOWN, Role.COMBINE)
 
@@ -86,8 +84,6 @@ def _make_next_token(model: Model, view: Strategy, framework: Framework) -> Unit
 _find_unit_maker = lru_cache(maxsize=1024)(UnitMaker)
 _STAGES: ByIdentity[Stage] = ByIdentity(8192)
 """One object for all pieces of all strategies that run the same: what follows from it is worked out once."""
-
-
 _MODEL_STAGES: ByIdentity[tuple[tuple[Stage, ...], int | None]] = ByIdentity(2048)
 """The stages of a strategy, and the bytes that they send to one another."""
 

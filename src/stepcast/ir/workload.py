@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -89,7 +89,6 @@ class OpPart(StrEnum):
 
 SINGLE_GPU = Layout()
 Value = TypeVar("Value")
-Added = TypeVar("Added")
 
 
 class Phase(StrEnum):
@@ -204,19 +203,18 @@ class NumberedRuns(NamedTuple, Generic[Value]):
 
 
 class ChangedUnit(NamedTuple):
-    """Layers of a unit whose forward begins with another layer, or whose backward ends with more ops."""
+    """Layers of a unit whose backward ends with more ops, or whose forward begins with another layer."""
 
     layers: tuple[Layer, ...]
+    ending: tuple[Op, ...] = ()
     beginning: Layer | None = None  # in place of the layer at *place*, the first with a forward
     place: int = 0
-    ending: tuple[Op, ...] = ()
 
     def written_out(self) -> tuple[Layer, ...]:
-        layers, changed, place, ending = self
+        layers, ending, changed, place = self
         if ending:
-            first = layers[0]
-            make = partial(replace, first, weight_gradient=first.weight_gradient + ending)
-            changed = _ENDINGS.get((first, ending), make)
+            gradient = layers[0].weight_gradient + ending
+            changed = _ENDINGS.get((layers[0], ending), lambda: replace(layers[0], weight_gradient=gradient))
         return layers if changed is None else (*layers[:place], changed, *layers[place + 1 :])
 
 
@@ -224,14 +222,12 @@ _ENDINGS: ByIdentity[Layer] = ByIdentity(4 * 4096)
 
 
 @dataclass(frozen=True, eq=False)
-class ChangedBlocks(Generic[Added]):
-    """The blocks of a micro-batch whose units are the *usual* ones with something *added*, *change* says how: written
-    out when they are read, which a simulation does not.
-    """
+class ChangedBlocks:
+    """The blocks of *usual* units to which *change* adds something; they are written out only when they are read."""
 
     usual: NumberedRuns[tuple[Layer, ...]]
-    added: NumberedRuns[Added]
-    change: Callable[[tuple[Layer, ...], Added], ChangedUnit]
+    added: NumberedRuns[Any]
+    change: Callable[[tuple[Layer, ...], Any], ChangedUnit]
 
     @cached_property
     def folded(self) -> tuple[list[ChangedUnit], Patterns]:
@@ -255,7 +251,7 @@ class ChangedBlocks(Generic[Added]):
         return hash(self.blocks)
 
 
-Blocks = tuple[Block, ...] | ChangedBlocks[Any]
+Blocks = tuple[Block, ...] | ChangedBlocks
 VariedBodies = tuple[tuple[int, Blocks], ...]
 
 
@@ -365,9 +361,7 @@ def _fold_numbers(runs: Numbers) -> Patterns:
 
 @lru_cache(maxsize=4096)
 def _fold_changed(usual: Numbers, added: Numbers) -> tuple[list[tuple[int, int]], Patterns]:
-    """Return the different pairs of *usual* units and what is *added* to them, and the patterns of their numbers that
-    follow one another within each pattern of the usual units.
-    """
+    """Return the pairs of *usual* units and what is *added* to them, and their patterns within those of the units."""
     pairs: dict[tuple[int, int], int] = {}
     every = [[number for number, count in runs for _ in range(count)] for runs in (usual, added)]
     numbers = [pairs.setdefault(pair, len(pairs)) for pair in zip(*every, strict=True)]

@@ -167,7 +167,7 @@ def list_slot(blocks: Blocks, action: SlotAction) -> SlotOps:
 
 def _list_unit(unit: ChangedUnit, action: SlotAction) -> OpList:
     """Return the ops of a unit, those of the layers that are the usual ones as the usual unit has them."""
-    layers, beginning, place, ending = unit
+    layers, ending, beginning, place = unit
     usual = _SLOT_OPS.of(layers, join_slot_ops, action)
 
     def make() -> OpList:

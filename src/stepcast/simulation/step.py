@@ -453,10 +453,8 @@ def _list_stage_once(parts: Sequence[Stage], is_end: bool, factor: float) -> _On
 
 
 def _cut_layer(layer: Layer, terms: tuple[bool, bool]) -> tuple[list[lowering.OpList], list[Channel]]:
-    """Return the ops of a layer, or those after its forward if that *is_begun*, cut where stages meet, and the groups
-    for which they do.
-    """
-    is_begun, is_end = terms
+    """Return the ops of a layer cut where stages meet, and the groups for which they do."""
+    is_begun, is_end = terms  # its forward ran before the slots; it is on the first or the last stage
     every = layer.input_gradient + layer.weight_gradient if is_begun else layer.all_ops
     ops = every if is_end else [op for op in every if group_of(op.work) is not Group.EMBEDDING]
     groups = [op.work.group if isinstance(op.work, Collective) else None for op in ops]
