@@ -189,10 +189,8 @@ class DataMaker:
 
     def reduce_units(self, units: Units) -> Units:
         """ZeRO 2 and 3, FSDP: reduce gradients with every micro-batch, when a unit's backward is done."""
-        reduced = [(unit, self.reduce(self.buckets_of(unit.trained)), count) for unit, count in units]
-        return [
-            (replace(unit, layers=ChangedUnit(unit.layers, ops).written_out()), count) for unit, ops, count in reduced
-        ]
+        ends = [(ChangedUnit(unit.layers, self.reduce(self.buckets_of(unit.trained))), unit, n) for unit, n in units]
+        return [(replace(unit, layers=end.written_out()), count) for end, unit, count in ends]
 
     def _buckets_of(self, shard: Shard) -> tuple[Buckets, ...]:
         """Return the gradients of one unit, in buckets of its own."""

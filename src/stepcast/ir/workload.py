@@ -369,8 +369,8 @@ def _fold_changed(usual: Numbers, added: Numbers) -> tuple[list[tuple[int, int]]
     for pattern, times in _fold_numbers(usual):
         length = len(pattern)
         units = [tuple(numbers[first : first + length]) for first in range(start, start + length * times, length)]
-        found = find_patterns(units, LONGEST_PATTERN)
-        folded += [(tuple(chain.from_iterable(units[first:last])), repeat) for first, last, repeat in found]
+        for first, last, repeat in find_patterns(units, LONGEST_PATTERN):
+            folded.append((tuple(chain.from_iterable(units[first:last])), repeat))
         start += length * times
     return list(pairs), folded
 
