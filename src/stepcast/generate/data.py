@@ -20,10 +20,10 @@ from stepcast.ir.layers.kinds import block_weights
 from stepcast.ir.layers.operators import QUANTISED_WEIGHTS
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
-from stepcast.ir.model import Matrices, Model, StagePiece, has_copies, held_shard, trained_matrices, trained_shard
+from stepcast.ir.model import Model, StagePiece, has_copies, trained_matrices, trained_shard
 from stepcast.ir.sharding import Reduced, gathered_bytes
 from stepcast.ir.strategy import TrainingKind
-from stepcast.ir.types import DType, dataclass, replace
+from stepcast.ir.types import DType, replace
 from stepcast.ir.work import CollectiveKind, Elementwise
 from stepcast.ir.workload import Layer, Op, Role
 
@@ -143,66 +143,39 @@ def fill_buckets(limit: int | None, shards: tuple[Shard, ...], tensors: int = 0)
     Experts' gradients have buckets of their own (Megatron-Core's expert_parallel_buffers). A shard larger than a
     bucket is cut into equal ones, but not into more than it has *tensors*, where that is given, or one in an embedding.
     """
+    if not any(shard.experts for shard in shards):
+        return _fill(limit, shards, tensors)
     dense = _fill(limit, [Shard(shard.dense, 0, shard.unquantised) for shard in shards], tensors)
     experts = _fill(limit, [Shard(0, shard.experts) for shard in shards], 0)
     return sorted([*dense, *experts], key=lambda bucket: bucket[0])
 
 
-def _fill(limit: int | None, shards: Sequence[Shard], tensors: int) -> Iterator[tuple[int, Buckets]]:
+def _fill(limit: int | None, shards: Sequence[Shard], tensors: int) -> list[tuple[int, Buckets]]:
     if limit is None:
-        filled = sum(shards, start=NOTHING)
-        if filled.total:
-            yield len(shards) - 1, Buckets(filled)
-        return
+        total = sum(shards, start=NOTHING)
+        return [(len(shards) - 1, Buckets(total))] if total.total else []
+    full: list[tuple[int, Buckets]] = []
     filled, size = NOTHING, 0
     for index, shard in enumerate(shards):
         filled = filled + shard if size else shard
         size = filled.dense + filled.experts
         if size and (size >= limit or index == len(shards) - 1):
             most = min(size // limit, (tensors if filled.quantised else 1) if tensors else size)
-            yield from ((index, cut) for cut in _cut_shard(filled, max(1, most)))
+            full += [(index, cut) for cut in _cut_shard(filled, max(1, most))]
             size = 0
+    return full
 
 
-def _cut_shard(shard: Shard, count: int) -> Iterator[Buckets]:
-    """Yield *shard* as *count* buckets of complete parameters, the first larger by one than the last."""
+@lru_cache(maxsize=4096)
+def _cut_shard(shard: Shard, count: int) -> list[Buckets]:
+    """Return *shard* as *count* buckets of complete parameters, the first larger by one than the last."""
     if count == 1:
-        yield Buckets(shard)
-        return
-    totals = (shard.dense, shard.experts, shard.unquantised)
-    borders = sorted({0, count, *(total % count for total in totals)})
-    for start, stop in pairwise(borders):
-        yield Buckets(Shard(*(total // count + (start < total % count) for total in totals)), stop - start)
-
-
-@dataclass(frozen=True, slots=True)
-class StepEnd:
-    """The weights of a stage when its micro-batches are done, for the once-per-step layers."""
-
-    held: Shard
-    trained: Shard
-    norms: int  # parameters of the norms, which sequence parallelism leaves unsharded on every tensor rank
-    tied_embedding: int  # rows x width of a word embedding of which another stage has a copy
-    tensors: int  # of the layers that are trained, where software lists them
-    layers: range
-    matrices: tuple[Matrices, ...] = ()  # among what is trained, where the optimizer treats them apart
-
-
-def find_step_end(sizes: Sizes, model: Model, piece: StagePiece) -> StepEnd:
-    strategy = sizes.strategy
-    full = strategy.training is TrainingKind.FULL
-    separate = has_copies(model, strategy) and piece.embedding != piece.head
-    width = model.embedding_width or model.hidden
-    matrices = sizes.framework.optimizer.knows_matrices
-    return StepEnd(
-        held=held_shard(model, strategy, piece),
-        trained=trained_shard(model, strategy, piece),
-        norms=_norm_parameters(model, piece.layers.start, piece.layers.stop) if full else 0,
-        tied_embedding=sizes.vocab * width if separate and full else 0,
-        tensors=count_tensors(sizes, model, piece.layers),
-        layers=piece.layers,
-        matrices=trained_matrices(model, strategy, piece) if matrices else (),
-    )
+        return [Buckets(shard)]
+    borders = sorted({0, count, *[total % count for total in shard]})
+    return [
+        Buckets(Shard(*[total // count + (start < total % count) for total in shard]), stop - start)
+        for start, stop in pairwise(borders)
+    ]
 
 
 @lru_cache(maxsize=1024)
@@ -216,25 +189,26 @@ def _norm_parameters(model: Model, start: int, stop: int) -> int:
     )
 
 
-def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Layer, ...]:
+def epilogue(sizes: Sizes, model: Model, piece: StagePiece, reduce: Ops, gather: Ops) -> tuple[Layer, ...]:
     """Return gradient sums that could not overlap, the gradient norm, the optimizer, and the parameters' gather."""
-    layers = []
-    sums = list(reduce)
-    if sizes.plan.mirrored and sizes.plan.reduced is Reduced.EACH_MICRO_BATCH:
-        sums += mirror_ops(sizes, "gradients", Buckets(end.trained), blocking=True)
-    if sizes.strategy.sequence_parallel and end.norms:
-        size = end.norms * sizes.gradient
-        sums.append(collective("norm gradients tp all-reduce", C.ALL_REDUCE, size, Group.TP))
-    if end.tied_embedding:
+    plan, strategy, is_full = sizes.plan, sizes.strategy, sizes.strategy.training is TrainingKind.FULL
+    layers, sums, trained = list[Layer](), list(reduce), trained_shard(model, strategy, piece)
+    if plan.mirrored and plan.reduced is Reduced.EACH_MICRO_BATCH:
+        sums += mirror_ops(sizes, "gradients", Buckets(trained), blocking=True)
+    norms = _norm_parameters(model, piece.layers.start, piece.layers.stop)
+    if strategy.sequence_parallel and is_full and norms:  # which are unsharded on every tensor rank
+        sums.append(collective("norm gradients tp all-reduce", C.ALL_REDUCE, norms * sizes.gradient, Group.TP))
+    if is_full and piece.embedding != piece.head and has_copies(model, strategy):
         # Of gradients that are split already a rank has its share (Megatron-LM, finalize_model_grads.py).
-        ways = sizes.plan.dense.ways if sizes.plan.splits_gradients else 1
-        size = -(-end.tied_embedding // ways) * sizes.gradient
+        ways, rows = plan.dense.ways if plan.splits_gradients else 1, sizes.vocab
+        size = -(-rows * (model.embedding_width or model.hidden) // ways) * sizes.gradient
         sums.append(collective("embedding all-reduce", C.ALL_REDUCE, size, Group.EMBEDDING))
     if sums:
         layers.append(make_layer(Role.GRADIENTS, tuple(sums)))
-    own = own_parameters(sizes, end.trained)
-    update = (*update_ops(sizes, end.trained, own, end.matrices, end.tensors), *_prepare_ops(sizes, end.trained))
-    layers.append(make_layer(Role.OPTIMIZER, (*_gradient_norm(sizes, max(1, own), end.layers), *update)))
+    own, tensors = own_parameters(sizes, trained), count_tensors(sizes, model, piece.layers)
+    matrices = trained_matrices(model, strategy, piece) if sizes.framework.optimizer.knows_matrices else ()
+    update = (*update_ops(sizes, trained, own, matrices, tensors), *_prepare_ops(sizes, trained))
+    layers.append(make_layer(Role.OPTIMIZER, (*_gradient_norm(sizes, max(1, own), piece.layers), *update)))
     if gather:
         layers.append(make_layer(Role.PARAMETERS, gather))
     return tuple(layers)

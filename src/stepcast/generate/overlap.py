@@ -1,6 +1,6 @@
 """Data-parallel communication and activation offload: the layers and micro-batches that they overlap with."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import chain, groupby
 from typing import TypeVar
@@ -10,7 +10,6 @@ from stepcast.generate.data import (
     broadcast_ops,
     epilogue,
     fill_buckets,
-    find_step_end,
     gather_ops,
     issue_buckets,
     reduce_ops,
@@ -26,11 +25,23 @@ from stepcast.ir.layout import HostWay
 from stepcast.ir.model import Model, StagePiece, trained_shard
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes, states_view
 from stepcast.ir.strategy import RecomputeKind, Strategy
-from stepcast.ir.types import ByIdentity, DType, cached_property, dataclass, replace
+from stepcast.ir.types import ByIdentity, DType, assign, dataclass, replace
 from stepcast.ir.work import Elementwise
-from stepcast.ir.workload import FIRST, LAST, ChangedBlocks, ChangedUnit, Layer, NumberedRuns, Op, Phase, VariedBodies
+from stepcast.ir.workload import (
+    FIRST,
+    LAST,
+    ChangedBlocks,
+    ChangedUnit,
+    Layer,
+    NumberedRuns,
+    Op,
+    Phase,
+    VariedBodies,
+    intern_layers,
+)
 
 Result = TypeVar("Result")
+BetweenUnits = Callable[["Unit | None", "Unit", "Unit | None"], Result]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,9 @@ class Unit:
     trained: Shard
     # Bytes of activations that the host keeps from the forward until the backward.
     leaving: int = 0
+
+    def __post_init__(self) -> None:  # one object in all units with the same layers
+        assign(self, "layers", intern_layers(self.layers))
 
     @property
     def has_backward(self) -> bool:
@@ -89,9 +103,7 @@ def offload_activations(units: Units) -> Units:
     return map_neighbours(move, units)
 
 
-def map_neighbours(
-    function: Callable[[Unit | None, Unit, Unit | None], Result], units: Units
-) -> list[tuple[Result, int]]:
+def map_neighbours(function: "BetweenUnits[Result]", units: Units) -> list[tuple[Result, int]]:
     """Return the results of *function* for each unit with those before and after it."""
     results: list[tuple[Result, int]] = []
     before = None
@@ -117,8 +129,8 @@ class OncePerStep:
     begins or its last backward ends, if any overlaps with them, and what runs after all micro-batches.
     """
 
-    gathers: NumberedRuns[Ops] | None
-    reductions: NumberedRuns[Ops] | None
+    gathers: NumberedRuns[Ops]
+    reductions: NumberedRuns[Ops]
     epilogue: tuple[Layer, ...]
 
 
@@ -133,54 +145,43 @@ class DataMaker:
         self.unpack, self.buckets_of = lru_cache(1024)(self._unpack), lru_cache(1024)(self._buckets_of)
         self.gather_buckets = lru_cache(1024)(self._gather_buckets)
         self._once: dict[StagePiece, OncePerStep] = {}
+        # DeepSpeed of 2021 fetches a module's tensors when it begins, and then waits for the GPU (stage3.py,
+        # fetch_sub_module, _synchronize_communication); what it prefetches, 5e7 elements, holds no large weight.
+        ahead = view.overlap.parameters and not framework.listed_gathers
+        # A recomputed layer is gathered for its second forward, as the first is.
+        late = framework.late_gathers and view.recompute.kind is not RecomputeKind.FULL
+        self._gathers = {Phase.FORWARD: ("forward", ahead), Phase.INPUT_GRADIENT: ("backward", ahead and not late)}
 
     def gather_units(self, units: Units) -> Units:
         """ZeRO-3 and FSDP: gather parameters for the forward of each unit, and again for its backward where they
-        are freed in between.
+        are freed in between. Overlapped, they are gathered while the unit before runs, so that only the first
+        wait is exposed.
         """
-        # A recomputed layer is gathered for its second forward, as the first is.
-        late = self.sizes.framework.late_gathers and self.sizes.strategy.recompute.kind is not RecomputeKind.FULL
         is_again = self.sizes.plan.gathered is Gathered.EACH_PASS
 
         def gather(before: Unit | None, unit: Unit, after: Unit | None) -> Unit:
-            layers = list(unit.layers)
-            layers[_find_first(unit.layers)] = self._request_forward(before, unit, after)
+            layers = list(_begin_with(unit.layers, self._begin_unit(before, unit, after)).written_out())
             if is_again and unit.has_backward:
-                following = before if before and before.has_backward else None
-                layers[-1] = self._request(
-                    layers[-1], Phase.INPUT_GRADIENT, after is None, unit, following, self._gathers_ahead and not late
-                )
+                layers[-1] = self._request(Phase.INPUT_GRADIENT, layers[-1], after, unit, before)
             return replace(unit, layers=tuple(layers))
 
         return map_neighbours(gather, units)
 
-    @cached_property
-    def _gathers_ahead(self) -> bool:
-        """Whether parameters are gathered while the unit before runs, so that only the first wait is exposed.
+    def _begin_unit(self, before: Unit | None, unit: Unit, after: Unit | None) -> Layer:
+        """Return the first layer of *unit* with a forward, which then begins with its gathers."""
+        return self._request(Phase.FORWARD, unit.layers[_find_first(unit.layers)], before, unit, after)
 
-        DeepSpeed of 2021 fetches a module's tensors when it begins, and then waits for the GPU (stage3.py,
-        fetch_sub_module, _synchronize_communication); what it prefetches, 5e7 elements, holds no large weight.
+    def _request(self, phase: Phase, layer: Layer, earlier: Unit | None, unit: Unit, later: Unit | None) -> Layer:
+        """Return *layer*, with which *unit* begins a *phase* between the *earlier* unit and the *later* one: the
+        first of all asks for its own parameters and for those of the next one.
         """
-        return self.sizes.strategy.overlap.parameters and not self.sizes.framework.listed_gathers
-
-    def _request_forward(self, before: Unit | None, unit: Unit, after: Unit | None) -> Layer:
-        """Return the first layer of *unit* that has a forward, which begins with the gathers."""
-        layer = unit.layers[_find_first(unit.layers)]
-        return self._request(layer, Phase.FORWARD, before is None, unit, after, self._gathers_ahead)
-
-    def _request(
-        self, layer: Layer, phase: Phase, is_first: bool, unit: Unit, following: Unit | None, overlaps: bool
-    ) -> Layer:
-        """Return *layer*, with which *unit* begins a *phase* before the unit *following* does: the first of all asks
-        for its own parameters and for those of the next one.
-        """
-        name = "forward" if phase is Phase.FORWARD else "backward"
-        begins = not overlaps or is_first
+        name, overlaps = self._gathers[phase]
+        begins = not overlaps or earlier is None
         own = self.gather(f"{name} first" if overlaps and begins else name, Buckets(unit.held), not overlaps)
-        later: Ops = ()
-        if overlaps and following is not None:
-            later = self.gather(name, Buckets(following.held), False)
-        return _begin(layer, phase, self.unpack(unit.held), own, later, begins)
+        following: Ops = ()
+        if overlaps and later is not None and (phase is Phase.FORWARD or later.has_backward):
+            following = self.gather(name, Buckets(later.held), not overlaps)
+        return _begin(layer, phase, self.unpack(unit.held), own, following, begins)
 
     def _gather(self, name: str, buckets: Buckets, blocking: bool, early: bool = False) -> Ops:
         ops = gather_ops(self.sizes, name, buckets, blocking)
@@ -188,15 +189,8 @@ class DataMaker:
 
     def reduce_units(self, units: Units) -> Units:
         """ZeRO 2 and 3, FSDP: reduce gradients with every micro-batch, when a unit's backward is done."""
-        return [
-            (
-                replace(
-                    unit, layers=_end_backward(unit.layers, self.reduce(self.buckets_of(unit.trained))).written_out()
-                ),
-                count,
-            )
-            for unit, count in units
-        ]
+        ends = [(ChangedUnit(unit.layers, self.reduce(self.buckets_of(unit.trained))), unit, n) for unit, n in units]
+        return [(replace(unit, layers=end.written_out()), count) for end, unit, count in ends]
 
     def _buckets_of(self, shard: Shard) -> tuple[Buckets, ...]:
         """Return the gradients of one unit, in buckets of its own."""
@@ -261,23 +255,21 @@ class DataMaker:
             reduced: Ops = ()
             if not overlap.gradients:
                 reductions, reduced = [], _unfold(reversed(reductions))
-            ending = epilogue(self.sizes, find_step_end(self.sizes, self.model, piece), reduced, gathered)
-            self._once[piece] = OncePerStep(_number_ops(gathers), _number_ops(reductions), ending)
+            ending = epilogue(self.sizes, self.model, piece, reduced, gathered)
+            self._once[piece] = OncePerStep(NumberedRuns.of(gathers), NumberedRuns.of(reductions), ending)
         return self._once[piece]
 
     def vary(self, runs: NumberedRuns[tuple[Layer, ...]], units: Units, once: OncePerStep) -> VariedBodies:
-        """Return the bodies of the micro-batches that differ from the usual one, which has *runs* of the layers of
-        *units*.
-        """
-        varied: list[tuple[int, ChangedBlocks]] = []
+        """Return the bodies of the micro-batches that differ from the usual one, which has *runs* of *units*."""
+        varied: VariedBodies = ()
         if self.sizes.plan.gathered is Gathered.ONCE:
-            begun = map_neighbours(self._request_forward, units)
-            varied.append((FIRST, ChangedBlocks(runs, NumberedRuns.of(begun), _begin_with)))
-        if once.gathers:
-            varied.append((FIRST, ChangedBlocks(runs, once.gathers, _begin_forward)))
-        if once.reductions:
-            varied.append((LAST, ChangedBlocks(runs, once.reductions, _end_backward)))
-        return tuple(varied)
+            begun = NumberedRuns.of(map_neighbours(self._begin_unit, units))
+            varied += ((FIRST, ChangedBlocks(runs, begun, _begin_with)),)
+        if any(once.gathers.values):
+            varied += ((FIRST, ChangedBlocks(runs, once.gathers, _begin_forward)),)
+        if any(once.reductions.values):
+            varied += ((LAST, ChangedBlocks(runs, once.reductions, ChangedUnit)),)
+        return varied
 
     def _fill_buckets(self, units: Units, piece: StagePiece) -> list[tuple[tuple[Buckets, ...], int]]:
         """Return the buckets that each unit's backward completes, and with which its forward begins: its own, or those
@@ -309,10 +301,6 @@ class DataMaker:
         overlaps, issued = self.sizes.strategy.overlap.parameters, issue_buckets(self.sizes, reversed(buckets))
         parts = [self.gather(f"parameters {number}", own, not overlaps, overlaps) for number, own in enumerate(issued)]
         return _intern(tuple(chain.from_iterable(parts)))
-
-
-def _number_ops(runs: Sequence[OpsRun]) -> NumberedRuns[Ops] | None:
-    return NumberedRuns.of(runs) if any(ops for ops, _ in runs) else None
 
 
 def _unfold(runs: Iterable[OpsRun]) -> Ops:
@@ -356,12 +344,7 @@ def _begin_forward(layers: tuple[Layer, ...], ops: Ops) -> ChangedUnit:
 
 def _begin_with(layers: tuple[Layer, ...], layer: Layer | None) -> ChangedUnit:
     """Return the *layers* of a unit with this *layer* as the first that has a forward."""
-    return ChangedUnit(layers, layer, _find_first(layers))
-
-
-def _end_backward(layers: tuple[Layer, ...], ops: Ops) -> ChangedUnit:
-    """Return the *layers* of a unit whose backward ends with *ops*."""
-    return ChangedUnit(layers, ending=ops)
+    return ChangedUnit(layers, (), layer, _find_first(layers))
 
 
 def _find_first(layers: tuple[Layer, ...]) -> int:

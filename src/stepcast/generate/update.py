@@ -29,7 +29,8 @@ HOST_PARTS = 16
 
 def own_parameters(sizes: Sizes, shard: Shard) -> int:
     """Return the parameters whose optimizer states this rank keeps."""
-    return sum(-(-weights.total // part.ways) for part, weights in sizes.plan.kinds(shard))
+    plan = sizes.plan
+    return -(-shard.dense // plan.dense.ways) - (-shard.experts // plan.experts.ways)
 
 
 def update_ops(sizes: Sizes, trained: Shard, own: int, matrices: Sequence[Matrices], tensors: int) -> Ops:

@@ -29,9 +29,7 @@ from stepcast.ir.sharding import Gathered, Reduced
 from stepcast.ir.strategy import NO_RECOMPUTE, NO_TARGETS, Objective, Strategy, layer_view
 from stepcast.ir.types import ByIdentity, replace
 from stepcast.ir.work import Elementwise
-from stepcast.ir.workload import Layer, NumberedRuns, Phase, Role, Stage, Workload, fold_runs, intern_layers
-
-# One pipeline piece: its layers, what is recomputed, and the data-parallel communication around them.
+from stepcast.ir.workload import Layer, NumberedRuns, Phase, Role, Stage, Workload, fold_runs
 
 # Layers whose sizes depend on the router: no captured graph can hold them (Megatron-Core's cuda_graph_scope).
 UNCAPTURED = (Role.DISPATCH, Role.EXPERTS_UP, Role.EXPERTS_DOWN, Role.COMBINE)
@@ -86,8 +84,6 @@ def _make_next_token(model: Model, view: Strategy, framework: Framework) -> Unit
 _find_unit_maker = lru_cache(maxsize=1024)(UnitMaker)
 _STAGES: ByIdentity[Stage] = ByIdentity(8192)
 """One object for all pieces of all strategies that run the same: what follows from it is worked out once."""
-
-
 _MODEL_STAGES: ByIdentity[tuple[tuple[Stage, ...], int | None]] = ByIdentity(2048)
 """The stages of a strategy, and the bytes that they send to one another."""
 
@@ -125,7 +121,7 @@ class StageMaker:
         if plan.reduced is Reduced.EACH_MICRO_BATCH:
             units = self.data_maker.reduce_units(units)
         once = self.data_maker.once_per_step(piece, units)
-        own = NumberedRuns.of([(intern_layers(unit.layers), count) for unit, count in units])
+        own = NumberedRuns.of([(unit.layers, count) for unit, count in units])
         return Stage(tuple(fold_runs(own)), epilogue=once.epilogue, varied=self.data_maker.vary(own, units, once))
 
     def _reference_units(self, piece: StagePiece) -> Units:

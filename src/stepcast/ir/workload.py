@@ -17,9 +17,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
@@ -88,9 +88,7 @@ class OpPart(StrEnum):
 
 
 SINGLE_GPU = Layout()
-First = TypeVar("First")
-Second = TypeVar("Second")
-Added = TypeVar("Added")
+Value = TypeVar("Value")
 
 
 class Phase(StrEnum):
@@ -181,8 +179,6 @@ class Block:
             require(len(self.layers) > 0, "a block needs at least one layer")
 
 
-Run = tuple[tuple[Layer, ...], int]
-"""Layers of a unit, such as a transformer layer, and how often they follow one another."""
 Numbers = tuple[tuple[int, int], ...]
 """Runs of which only their equality matters: the number of each value, and how often it follows itself."""
 Patterns = list[tuple[tuple[int, ...], int]]
@@ -193,61 +189,51 @@ the one whose backward runs last, which differs in its weight gradients alone, w
 (GPipe turns its backward around, DualPipe begins at both ends)."""
 
 
-class NumberedRuns(NamedTuple, Generic[First]):
+class NumberedRuns(NamedTuple, Generic[Value]):
     """Values that follow one another, and runs of them by the place of the first that is the same object."""
 
-    values: list[First]
+    values: list[Value]
     numbers: Numbers
 
     @classmethod
-    def of(cls, runs: Iterable[tuple[First, int]]) -> "NumberedRuns[First]":
-        places: dict[int, int] = {}
-        values = []
-        numbers = []
-        for place, (value, count) in enumerate(runs):
-            values.append(value)
-            numbers.append((places.setdefault(id(value), place), count))
-        return cls(values, tuple(numbers))
+    def of(cls, runs: Sequence[tuple[Value, int]]) -> "NumberedRuns[Value]":
+        first: dict[int, int] = {}
+        numbers = [(first.setdefault(id(value), place), count) for place, (value, count) in enumerate(runs)]
+        return cls([value for value, _ in runs], tuple(numbers))
 
 
 class ChangedUnit(NamedTuple):
-    """Layers of a unit whose forward begins with another layer, or whose backward ends with more ops."""
+    """Layers of a unit whose backward ends with more ops, or whose forward begins with another layer."""
 
     layers: tuple[Layer, ...]
+    ending: tuple[Op, ...] = ()
     beginning: Layer | None = None  # in place of the layer at *place*, the first with a forward
     place: int = 0
-    ending: tuple[Op, ...] = ()
 
     def written_out(self) -> tuple[Layer, ...]:
-        layers, changed, place, ending = self
+        layers, ending, changed, place = self
         if ending:
-            first = layers[0]
-            make = partial(replace, first, weight_gradient=first.weight_gradient + ending)
-            changed = _ENDINGS.get((first, ending), make)
+            gradient = layers[0].weight_gradient + ending
+            changed = _ENDINGS.get((layers[0], ending), lambda: replace(layers[0], weight_gradient=gradient))
         return layers if changed is None else (*layers[:place], changed, *layers[place + 1 :])
 
 
 _ENDINGS: ByIdentity[Layer] = ByIdentity(4 * 4096)
 
 
-class ChangedBlocks(Sequence[Block]):
-    """The blocks of a micro-batch whose units are the usual ones with something *added*, *change* says how: written out
-    when they are read, which a simulation does not.
-    """
+@dataclass(frozen=True, eq=False)
+class ChangedBlocks:
+    """The blocks of *usual* units to which *change* adds something; they are written out only when they are read."""
 
-    def __init__(
-        self,
-        usual: NumberedRuns[tuple[Layer, ...]],
-        added: NumberedRuns[Added],
-        change: Callable[[tuple[Layer, ...], Added], ChangedUnit],
-    ) -> None:
-        self._usual, self._added, self._change = usual, added, change
+    usual: NumberedRuns[tuple[Layer, ...]]
+    added: NumberedRuns[Any]
+    change: Callable[[tuple[Layer, ...], Any], ChangedUnit]
 
     @cached_property
     def folded(self) -> tuple[list[ChangedUnit], Patterns]:
         """The units that differ, and the blocks of them."""
-        units, added, change = self._usual.values, self._added.values, self._change
-        pairs, patterns = _fold_changed(self._usual.numbers, self._added.numbers)
+        units, added, change = self.usual.values, self.added.values, self.change
+        pairs, patterns = _fold_changed(self.usual.numbers, self.added.numbers)
         return [change(units[unit], added[place]) for unit, place in pairs], patterns
 
     @cached_property
@@ -255,11 +241,8 @@ class ChangedBlocks(Sequence[Block]):
         units, patterns = self.folded
         return tuple(_join_units([intern_layers(unit.written_out()) for unit in units], patterns))
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
-        return self.blocks[index]
-
-    def __len__(self) -> int:
-        return len(self.blocks)
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self.blocks)
 
     def __eq__(self, other: object) -> bool:
         return self.blocks == (other.blocks if isinstance(other, ChangedBlocks) else other)
@@ -267,14 +250,9 @@ class ChangedBlocks(Sequence[Block]):
     def __hash__(self) -> int:
         return hash(self.blocks)
 
-    def __repr__(self) -> str:
-        return repr(self.blocks)
 
-    def __reduce__(self) -> tuple[type, tuple[tuple[Block, ...]]]:
-        return tuple, (self.blocks,)
-
-
-VariedBodies = tuple[tuple[int, Sequence[Block]], ...]
+Blocks = tuple[Block, ...] | ChangedBlocks
+VariedBodies = tuple[tuple[int, Blocks], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,21 +324,6 @@ def vary_blocks(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[
     return tuple(blocks)
 
 
-def pair_runs(
-    first: Iterable[tuple[First, int]], second: Iterable[tuple[Second, int]]
-) -> Iterator[tuple[First, Second, int]]:
-    """Yield the values of two lists of runs that are next to each other, and how often both follow themselves."""
-    others = iter(second)
-    left = 0
-    for value, missing in first:
-        while missing:
-            if not left:
-                other, left = next(others)
-            both = min(missing, left)
-            yield value, other, both
-            missing, left = missing - both, left - both
-
-
 # The longest run of units looked for as one repeating pattern: Gemma 3 has six, Jamba-like models eight.
 LONGEST_PATTERN = 12
 
@@ -379,11 +342,8 @@ def _join_units(units: Sequence[tuple[Layer, ...]], patterns: Patterns) -> list[
     """Return the blocks of *units* that follow one another in *patterns* of their numbers."""
     blocks = []
     for pattern, times in patterns:
-        if len(pattern) == 1:
-            blocks.append(Block(units[pattern[0]], times))
-        else:
-            layers = tuple(chain.from_iterable([units[number] for number in pattern]))
-            blocks.append(Block(intern_layers(layers), times))
+        several = chain.from_iterable([units[number] for number in pattern])
+        blocks.append(Block(units[pattern[0]] if len(pattern) == 1 else intern_layers(tuple(several)), times))
     return blocks
 
 
@@ -401,18 +361,16 @@ def _fold_numbers(runs: Numbers) -> Patterns:
 
 @lru_cache(maxsize=4096)
 def _fold_changed(usual: Numbers, added: Numbers) -> tuple[list[tuple[int, int]], Patterns]:
-    """Return the different pairs of *usual* units and what is *added* to them, and the patterns of their numbers that
-    follow one another within each pattern of the usual units.
-    """
+    """Return the pairs of *usual* units and what is *added* to them, and their patterns within those of the units."""
     pairs: dict[tuple[int, int], int] = {}
-    runs = [(pairs.setdefault((unit, other), len(pairs)), count) for unit, other, count in pair_runs(usual, added)]
-    numbers = [number for number, count in runs for _ in range(count)]
+    every = [[number for number, count in runs for _ in range(count)] for runs in (usual, added)]
+    numbers = [pairs.setdefault(pair, len(pairs)) for pair in zip(*every, strict=True)]
     folded, start = Patterns(), 0
     for pattern, times in _fold_numbers(usual):
         length = len(pattern)
         units = [tuple(numbers[first : first + length]) for first in range(start, start + length * times, length)]
-        found = find_patterns(units, LONGEST_PATTERN)
-        folded += [(tuple(chain.from_iterable(units[first:last])), repeat) for first, last, repeat in found]
+        for first, last, repeat in find_patterns(units, LONGEST_PATTERN):
+            folded.append((tuple(chain.from_iterable(units[first:last])), repeat))
         start += length * times
     return list(pairs), folded
 
@@ -551,7 +509,7 @@ def _with_layers(workload: Workload, change: Callable[[Layer], Layer], ends: boo
             layers[id(original)] = change(original)
         return layers[id(original)]
 
-    def change_body(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    def change_body(blocks: Blocks) -> tuple[Block, ...]:
         if id(blocks) not in bodies:
             bodies[id(blocks)] = tuple(Block(tuple(map(change_layer, block.layers)), block.repeat) for block in blocks)
         return bodies[id(blocks)]

@@ -1,6 +1,6 @@
 """The blocks of each chunk of a pipeline."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache
@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from stepcast.ir.types import ByIdentity, cached_property, dataclass
-from stepcast.ir.workload import FIRST, LAST, Block, Stage, Workload, count_layers, unfold_blocks
+from stepcast.ir.workload import FIRST, LAST, Block, Blocks, Stage, Workload, count_layers, unfold_blocks
 from stepcast.simulation.lanes import PHASES_OF
 from stepcast.simulation.lowering import SlotOps, list_slot
 from stepcast.simulation.messages import DEFAULT_MICRO_BATCH, SlotKind
@@ -23,7 +23,6 @@ class Body(StrEnum):
     MODEL = "model"  # the whole model, to be split over the stages
 
 
-Blocks = Sequence[Block]
 SlotKey = tuple[SlotAction, int]
 """The action of a slot, and its micro-batch if that runs other ops than the usual one."""
 

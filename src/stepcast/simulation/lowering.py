@@ -17,7 +17,7 @@ from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.layout import Channel, Group
 from stepcast.ir.types import ByIdentity, cached_property, dataclass
 from stepcast.ir.work import COMMUNICATING, Collective, CollectiveKind, Work, group_of
-from stepcast.ir.workload import Block, ChangedBlocks, ChangedUnit, Layer, Op, Role, label_op
+from stepcast.ir.workload import Blocks, ChangedBlocks, ChangedUnit, Layer, Op, Role, label_op
 from stepcast.simulation.lanes import COMPUTE, PHASES_OF, STREAMS, Lanes
 from stepcast.simulation.schedule import SlotAction
 from stepcast.simulation.schedules import PairPart, merge_parts
@@ -153,20 +153,14 @@ _SLOT_OPS: ByIdentity[OpList] = ByIdentity(2**15)
 _LAYER_OPS: ByIdentity[OpList] = ByIdentity(32768)
 
 
-def list_slot(blocks: Sequence[Block], action: SlotAction) -> SlotOps:
+def list_slot(blocks: Blocks, action: SlotAction) -> SlotOps:
     """Return the ops of a slot of *blocks*; the same layers have one list."""
-    if type(blocks) is ChangedBlocks:
-        return _list_changed(blocks, action)
-    ordered = blocks if action is SlotAction.FORWARD else blocks[::-1]
-    lists = [_SLOT_OPS.of(block.layers, join_slot_ops, action) for block in ordered]
-    return lists, tuple([block.repeat for block in ordered])
-
-
-def _list_changed(blocks: ChangedBlocks, action: SlotAction) -> SlotOps:
-    """Return the ops of a slot of *blocks*, made of those of the usual units."""
+    step = 1 if action is SlotAction.FORWARD else -1
+    if not isinstance(blocks, ChangedBlocks):
+        lists = [_SLOT_OPS.of(block.layers, join_slot_ops, action) for block in blocks[::step]]
+        return lists, tuple([block.repeat for block in blocks[::step]])
     changed, patterns = blocks.folded
-    units, step = [_list_unit(unit, action) for unit in changed], 1 if action is SlotAction.FORWARD else -1
-    lists = []
+    units, lists = [_list_unit(unit, action) for unit in changed], []
     for pattern, _ in patterns[::step]:
         own = [units[number] for number in pattern[::step]]
         lists.append(_SLOT_OPS.get(own, partial(OpList.join, own)) if len(own) > 1 else own[0])
@@ -175,21 +169,17 @@ def _list_changed(blocks: ChangedBlocks, action: SlotAction) -> SlotOps:
 
 def _list_unit(unit: ChangedUnit, action: SlotAction) -> OpList:
     """Return the ops of a unit, those of the layers that are the usual ones as the usual unit has them."""
-    layers, beginning, place, ending = unit
-    if ending:
+    layers, ending, beginning, place = unit
+    usual = _SLOT_OPS.of(layers, join_slot_ops, action)
 
-        def make() -> OpList:
-            return OpList.join((_SLOT_OPS.of(layers, join_slot_ops, action), OpList.of_layer(layers[0], ending, True)))
-
-        return _SLOT_OPS.get((layers, ending), make, action)
-    if beginning is None:
-        return _SLOT_OPS.of(layers, join_slot_ops, action)
-
-    def begin() -> OpList:  # no layer before this one has a forward
-        others = _SLOT_OPS.get((layers,), lambda: join_slot_ops(layers[place + 1 :], action), action, place)
+    def make() -> OpList:
+        if beginning is None:
+            return OpList.join((usual, OpList.of_layer(layers[0], ending, True)))
+        # No layer before this one has a forward.
+        others = _SLOT_OPS.get((layers,), lambda: OpList.join(usual.lists[place + 1 :]), action, place)
         return OpList.join((_LAYER_OPS.of(beginning, _list_layer, action), others))
 
-    return _SLOT_OPS.get((layers, beginning), begin, action)
+    return _SLOT_OPS.get((layers, beginning, ending), make, action) if beginning or ending else usual
 
 
 def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:

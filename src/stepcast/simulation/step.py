@@ -12,7 +12,7 @@ from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.layout import Channel, Group, HostWay
 from stepcast.ir.types import ByIdentity, cached_property, dataclass, replace
 from stepcast.ir.work import Collective, Work, group_of
-from stepcast.ir.workload import Layer, Op, Stage, Workload, unfold_blocks
+from stepcast.ir.workload import Layer, Stage, Workload, unfold_blocks
 from stepcast.simulation import lowering
 from stepcast.simulation.chunks import Body, Chunk, find_positions, find_representatives, split_chunks
 from stepcast.simulation.costs import Prices
@@ -427,8 +427,9 @@ def _list_stage_once(parts: Sequence[Stage], is_end: bool, factor: float) -> _On
     after: list[list[lowering.OpList]] = [[]]
     meetings: list[Channel] = []
     for part in parts:
-        ends = [_cut_ops(layer, layer.input_gradient + layer.weight_gradient, is_end) for layer in part.prologue[::-1]]
-        for (first, *others), met in (*ends, *[_CUTS.of(layer, _cut_layer, is_end) for layer in part.epilogue]):
+        last = [(layer, True) for layer in reversed(part.prologue)] + [(layer, False) for layer in part.epilogue]
+        for layer, is_begun in last:
+            (first, *others), met = _CUT_LAYERS.of(layer, _cut_layer, (is_begun, is_end))
             after[-1].append(first)
             after += [[part] for part in others]
             meetings += met
@@ -436,20 +437,15 @@ def _list_stage_once(parts: Sequence[Stage], is_end: bool, factor: float) -> _On
     return _OnceOps((*lists, NO_OPS), tuple(meetings), factor)
 
 
-_CutOps = tuple[list[lowering.OpList], list[Channel]]
-"""Ops of a layer cut where stages meet, and the groups for which they do."""
-_CUTS: ByIdentity[_CutOps] = ByIdentity(8192)
-
-
-def _cut_layer(layer: Layer, is_end: bool) -> _CutOps:
-    return _cut_ops(layer, layer.all_ops, is_end)
-
-
-def _cut_ops(layer: Layer, ops: Sequence[Op], is_end: bool) -> _CutOps:
-    """Return *ops* of a stage, which *is_end* or has no part in what the ends of the model exchange."""
-    if not is_end:
-        ops = [op for op in ops if group_of(op.work) is not Group.EMBEDDING]
+def _cut_layer(layer: Layer, terms: tuple[bool, bool]) -> tuple[list[lowering.OpList], list[Channel]]:
+    """Return the ops of a layer cut where stages meet, and the groups for which they do."""
+    is_begun, is_end = terms  # its forward ran before the slots; it is on the first or the last stage
+    every = layer.input_gradient + layer.weight_gradient if is_begun else layer.all_ops
+    ops = every if is_end else [op for op in every if group_of(op.work) is not Group.EMBEDDING]
     groups = [op.work.group if isinstance(op.work, Collective) else None for op in ops]
     cuts = [place for place, group in enumerate(groups) if group in ACROSS_STAGES]
     lists = [lowering.OpList.of_layer(layer, ops[start:stop]) for start, stop in pairwise((0, *cuts, len(ops)))]
     return lists, [groups[place] for place in cuts]  # type: ignore[misc]
+
+
+_CUT_LAYERS: ByIdentity[tuple[list[lowering.OpList], list[Channel]]] = ByIdentity(8192)

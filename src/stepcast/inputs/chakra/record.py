@@ -6,7 +6,7 @@ nodes are for other programs; the checksum shows when one of those changed them.
 """
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from functools import cache
 from types import GenericAlias
@@ -68,7 +68,7 @@ def record_workload(workload: Workload) -> Any:
         records = (_copy(LayerRecord, Layer, layer, **row) for layer, row in zip(run, rows, strict=True))
         return tuple(layers.setdefault(record, len(layers)) for record in records)
 
-    def number_blocks(blocks: Sequence[Block]) -> Blocks:
+    def number_blocks(blocks: Iterable[Block]) -> Blocks:
         return tuple((number_layers(block.layers), block.repeat) for block in blocks)
 
     order: Indices = ()
