@@ -9,14 +9,13 @@ Operation counts: Dao, FlashAttention-2 (2023), section 3: two products forward,
 """
 
 from functools import lru_cache
-from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from stepcast.cost.fits import AttentionFit, ComputeFit
-from stepcast.cost.power import ALONE, Load, launch_s, limit_power, split_power
+from stepcast.cost.power import ALONE, Load, launch_s, limit_power
 from stepcast.cost.price import Number, Rates, matrix_rates, scale_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.tables import constants
@@ -43,20 +42,9 @@ class AttentionSizes(NamedTuple):
     value_dim: Number
 
 
-SIZES_OF = attrgetter(*AttentionSizes._fields)
-
-
-def split_attention(work: Attention, gpu: Gpu, fit: ComputeFit) -> tuple[Number, Number] | None:
-    """Return the values of ``split_power`` in a step; None where more than the clock decides."""
-    if work.masked or work.drops:
-        return None
-    kind = work.causal, work.backward, work.dtype, gpu, fit, True
-    seconds, flops = _unloaded_s(AttentionSizes(*SIZES_OF(work)), *kind)
-    return split_power(seconds, flops, gpu, work.dtype, fit, attention=True)
-
-
 def time_attention(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> float:
-    seconds = attention_seconds(AttentionSizes(*SIZES_OF(work)), work.causal, work.backward, work.dtype, gpu, fit, load)
+    sizes = AttentionSizes(*(getattr(work, name) for name in AttentionSizes._fields))
+    seconds = attention_seconds(sizes, work.causal, work.backward, work.dtype, gpu, fit, load)
     pass_fit = fit.attention_backward if work.backward else fit.attention_forward
     if work.dtype.bytes < DType.FP32.bytes:  # in fp32 neither a mask nor dropout takes longer
         seconds = seconds * (pass_fit.masked if work.masked else 1.0) * (pass_fit.dropping if work.drops else 1.0)

@@ -11,14 +11,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from stepcast.cost.attention import split_attention, time_attention
+from stepcast.cost.attention import time_attention
 from stepcast.cost.fits import ComputeFit
-from stepcast.cost.matmul import products_of, split_product, time_product
+from stepcast.cost.matmul import products_of, time_product
 from stepcast.cost.memory_bound import stream_key, time_stream
 from stepcast.cost.pace import CLOCKED
-from stepcast.cost.power import ALONE, SUSTAINED, Load, cool_load, design_power_w, find_slowdown
+from stepcast.cost.power import ALONE, SUSTAINED, Load, cool_load, design_power_w
 from stepcast.cost.price import Price, matrix_unit, price_seconds, require_seconds
 from stepcast.cost.scan_and_convolution import SCAN_KINDS, time_cells, time_convolution, time_scan
 from stepcast.hardware.cluster import Gpu
@@ -53,7 +53,6 @@ COSTS: dict[type[Compute], OperatorCost] = {
     Elementwise: OperatorCost(time_stream, lambda work: f"stream.{stream_key(work)}", "stream"),
     Recorded: OperatorCost(lambda work, *_: work.duration_s, lambda work: "recorded", "recorded"),
 }
-SPLITS: dict[type[Compute], Callable[..., Any]] = {Matmul: split_product, Attention: split_attention}
 
 
 def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) -> Price:
@@ -124,10 +123,8 @@ class LoadPricer:
         # One for all loads, which is asked for no other work: else its seconds of that would be taken for another load.
         self.cool = self if is_cool or load.busy_s == 0 else make_cool_pricer(gpu, fit, SUSTAINED, is_cool=True)
         self.spent: dict[int, Spent] = {}
-        self.slowdown, self.launch_s = find_slowdown(gpu, fit, load), fit.step_launch_s
-        self._time_work = lru_cache(MOST_KNOWN)(lambda work: _time_work(work, gpu, fit, load))
-        self._split = lru_cache(MOST_KNOWN)(lambda work: SPLITS[type(work)](work, gpu, fit))
-        self._price = lru_cache(MOST_KNOWN)(lambda work: _price(work, sum(self.spend(work)[:2]), gpu, fit))
+        time_work = self._time_work = lru_cache(MOST_KNOWN)(lambda work: _time_work(work, gpu, fit, load))
+        self._price = lru_cache(MOST_KNOWN)(lambda work: _price(work, time_work(work), gpu, fit))
 
     def __call__(self, work: Compute) -> Price:
         """Return the price of *work*."""
@@ -140,11 +137,7 @@ class LoadPricer:
         if key not in spent:
             if len(spent) >= MOST_KNOWN:
                 spent.clear()
-            parts = self.cool._split(work) if self.slowdown and type(work) in SPLITS else None
-            if parts:  # the same as ``_time_work``, with what all loads have in common computed once
-                seconds = require_seconds(max(parts[0] * self.slowdown, parts[1]) + self.launch_s)
-            else:
-                seconds = pricer._time_work(work)
+            seconds = pricer._time_work(work)
             spent[key] = (seconds, 0.0, work) if type(work) in CLOCKED else (0.0, seconds, work)
         return spent[key]
 

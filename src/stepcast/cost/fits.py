@@ -305,7 +305,9 @@ def default_fit() -> ComputeFit:
 
 @lru_cache(maxsize=4)
 def default_dispatch(modules: str = "torch", kind: str = "dispatch") -> DispatchFit:
-    """Return the host times of the measured H200, under PyTorch's own modules or transformers, eager or compiled."""
+    """Return the host times of the measured H200, under PyTorch's own modules or those of transformers, these eager or
+    compiled.
+    """
     return convert_table(load_fit("compute" if modules == "torch" else modules)[kind], DispatchFit)
 
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 
 from stepcast.cost.fits import ComputeFit, MatmulFit
-from stepcast.cost.power import ALONE, Load, launch_s, limit_power, split_power
+from stepcast.cost.power import ALONE, Load, launch_s, limit_power
 from stepcast.cost.price import SIMT, Number, Rates, matrix_rates, matrix_unit, scale_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import BoolArray, FloatArray
@@ -47,13 +47,6 @@ def time_product(work: Product, gpu: Gpu, fit: ComputeFit, load: Load) -> float:
         separate_s = MEASURED["separate_s"].get(family, 0.0) if work.separate else 0.0
         seconds = seconds * work.skew + (fit.grouped_s + separate_s) * work.groups
     return float(seconds)
-
-
-def split_product(work: Matmul, gpu: Gpu, fit: ComputeFit) -> tuple[Number, Number] | None:
-    """Return the values of ``split_power``; None where more than the clock decides."""
-    if work.swapped:
-        return None
-    return split_power(products_of(gpu, fit).seconds(work), work.flops, gpu, work.dtype, fit)
 
 
 def _sizes(work: Product) -> tuple[float, int, int, int]:

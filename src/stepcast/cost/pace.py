@@ -74,17 +74,17 @@ def _slowest_of_stages(gpus: int, stages_s: tuple[tuple[float, float], ...]) -> 
     less work holds nobody up. As in Blom's rule, the longest duration is the one that 0.625 GPUs exceed on average.
     """
     exceeding, ranks = 0.625 * gpus / (gpus + 0.25), gpus // len(stages_s)
-    kinds = [(*stage_s, ranks * count) for stage_s, count in Counter(stages_s).items()]
-    low_s, high_s = (max([clocked_s * factor + other_s for clocked_s, other_s, _ in kinds]) for factor in (0.9, 1.2))
+    kinds = Counter(stages_s).items()
+    low_s, high_s = (max([clocked_s * factor + other_s for (clocked_s, other_s), _ in kinds]) for factor in (0.9, 1.2))
     while high_s - low_s > 1e-9 * high_s:
         middle_s, above = (low_s + high_s) / 2, 0.0
-        for clocked_s, other_s, count in kinds:
-            above += count * erfc(((middle_s - other_s) / clocked_s - 1.0) / VARIATION / ROOT) / 2
+        for (clocked_s, other_s), count in kinds:
+            above += ranks * count * erfc(((middle_s - other_s) / clocked_s - 1.0) / VARIATION / ROOT) / 2
         if above > exceeding:
             low_s = middle_s
         else:
             high_s = middle_s
-    return min([(high_s - other_s) / clocked_s for clocked_s, other_s, _ in kinds])
+    return min([(high_s - other_s) / clocked_s for (clocked_s, other_s), _ in kinds])
 
 
 def pace_of(layout: Layout, micro_batches: int, stages_s: tuple[tuple[float, float], ...] = ()) -> float:

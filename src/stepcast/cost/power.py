@@ -87,28 +87,6 @@ def energy_seen(cool_s: float, sustained_s: float, flops: float, power_w: float,
     return (power_share - fit.idle_share) * power_w * cool_s / flops
 
 
-def find_slowdown(gpu: Gpu, fit: ComputeFit, load: Load) -> float | None:
-    """Return how many times longer products take than at full clock; None where it differs from one to the other."""
-    if load.wanted is None or load.busy_s == 0:
-        return None
-    power = fit.power.of(gpu.architecture)
-    factor: float = max(1.0, load.wanted) ** power.exponent
-    return 1.0 + (factor - 1.0) / (1.0 + power.warm_up_s / load.busy_s)
-
-
-def split_power(
-    seconds: Number, flops: Number, gpu: Gpu, dtype: DType, fit: ComputeFit, attention: bool = False
-) -> tuple[Number, Number]:
-    """Return seconds at full clock that grow with ``find_slowdown``, and the least; no published product is faster."""
-    power, least_s = fit.power.of(gpu.architecture), flops / gpu.best_product_flops(dtype)
-    energy = power.energy(gpu.architecture, gpu.runs_as(dtype))
-    if energy == 0.0 or attention:
-        return (seconds, least_s) if energy else (0.0, np.maximum(seconds, least_s))
-    # Products that want more than the board may draw were heated when the fit's were measured.
-    heating = power.idle_share + flops / seconds * energy / gpu.power_w > 1.0
-    return np.where(heating, power.cool.get(gpu.name, 1.0), 1.0) * seconds, least_s
-
-
 def limit_power(
     seconds: Number, flops: Number, gpu: Gpu, dtype: DType, fit: ComputeFit, load: Load, attention: bool = False
 ) -> Number:
@@ -116,14 +94,22 @@ def limit_power(
 
     The longer the work is kept up, the more of the slowdown it sees.
     """
-    slower = find_slowdown(gpu, fit, load)
-    if slower is not None:
-        cool_s, least_s = split_power(seconds, flops, gpu, dtype, fit, attention)
-        return np.maximum(cool_s * slower, least_s)
-    power = fit.power.of(gpu.architecture)
+    power, is_one = fit.power.of(gpu.architecture), isinstance(seconds, float)  # numpy takes longer for a number
     energy = power.energy(gpu.architecture, gpu.runs_as(dtype)) * (power.attention if attention else 1.0)
     if energy > 0.0:
-        factor = slowdown(flops / seconds, energy, gpu.power_w, load.duty, power)
+        if load.wanted is not None and not attention:
+            # Products that want more than the board may draw were heated when the fit's were measured.
+            heating = power.idle_share + flops / seconds * energy / gpu.power_w > 1.0
+            cool = power.cool.get(gpu.name, 1.0)
+            seconds = (cool if heating else 1.0) * seconds if is_one else np.where(heating, cool, 1.0) * seconds
+        factor = (
+            slowdown(flops / seconds, energy, gpu.power_w, load.duty, power)
+            if load.wanted is None
+            else max(1.0, load.wanted) ** power.exponent
+        )
         busy_s = load.busy_s if load.busy_s > 0 else load.repeats * seconds
         seconds = seconds * (1.0 + (factor - 1.0) / (1.0 + power.warm_up_s / busy_s))
-    return np.maximum(seconds, flops / gpu.best_product_flops(dtype))
+    best = gpu.best_product_flops(dtype)
+    if best == math.inf:
+        return seconds
+    return max(seconds, flops / best) if is_one else np.maximum(seconds, flops / best)

@@ -185,7 +185,9 @@ def stand_in(architecture: str) -> str:
 
 
 def cost_evidence(gpu: Gpu) -> dict[str, str]:
-    """Return by group of operators where their constants were measured: this GPU, its architecture, or another one."""
+    """Return, by group of operators, whether their constants were measured on this GPU, on its architecture or on
+    another, from which they are scaled.
+    """
     fit, architecture = default_fit(), gpu.architecture
     entry = operator_fits()[0]["architecture"].get(architecture, {})
     is_here, evidence = gpu.name == TRAINING_GPU, {}

@@ -82,7 +82,9 @@ def _spread(ranks: Sequence[int], regions: Sequence[Region]) -> SpreadRanks:
 
 
 def _spread_evenly(ranks: Sequence[int], size: int) -> SpreadRanks | None:
-    """Return what ``_spread`` does, without a loop; None unless ranks are consecutive or on the same GPUs."""
+    """Return what ``_spread`` does without a loop over the ranks; None unless they are consecutive or use the same
+    GPUs in all their domains.
+    """
     if ranks[-1] - ranks[0] == len(ranks) - 1:
         domains = range(ranks[0] // size, ranks[-1] // size + 1)
         start, stop = ranks[0] - domains[0] * size, ranks[-1] + 1 - domains[-1] * size
