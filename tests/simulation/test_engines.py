@@ -1,18 +1,24 @@
 """Both engines against a slow event simulator, and what must hold of any run."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import stepcast
+from stepcast.forecast.prediction import PreparedStep
 from stepcast.ir.arrays import FloatArray
+from stepcast.ir.layout import Group
 from stepcast.simulation import kernels
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.program import Program, Times, _find_levels_together
+from stepcast.simulation.step import HEALTHY, Conditions
 from stepcast.simulation.timeline import critical_path
 from stepcast.simulation.unfolded import simulate_unfolded
 from tests.simulation.reference import Plan, Task, event_simulation, random_plan, seconds_of, waits
@@ -39,6 +45,14 @@ def assert_same(times: Times, spans: dict[Task, tuple[float, float]], tasks: lis
     np.testing.assert_allclose(times.end_s, expected[:, 1], rtol=0, atol=CLOSE * scale)
 
 
+def set_thresholds(patch: pytest.MonkeyPatch, threshold: int) -> None:
+    """Compile kernels after *threshold* calls, as if none were known."""
+    for name in ("WORTH_OPENING", "WORTH_LOADING", "WORTH_COMPILING"):
+        patch.setattr(kernels, name, threshold)
+    patch.setattr(kernels, "_loaded", {})
+    patch.setattr(kernels, "_looked", {})
+
+
 @settings(max_examples=75, deadline=None)
 @given(plans)
 def test_folded_agrees_with_the_event_simulator(plan: Plan) -> None:
@@ -55,11 +69,7 @@ def test_compiled_kernels_and_numpy_agree_bit_for_bit(plan: Plan) -> None:
     runs = []
     for threshold in (0, 2**60):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernels, "WORTH_OPENING", threshold)
-            patch.setattr(kernels, "WORTH_LOADING", threshold)
-            patch.setattr(kernels, "WORTH_COMPILING", threshold)
-            patch.setattr(kernels, "_loaded", {})
-            patch.setattr(kernels, "_looked", {})
+            set_thresholds(patch, threshold)
             runs.append(simulate(plan.program()))
     assert runs[0].makespan_s == runs[1].makespan_s
     assert np.array_equal(runs[0].left_s, runs[1].left_s)
@@ -190,3 +200,37 @@ def test_lane_totals_are_those_of_the_tasks(plan: Plan) -> None:
             busy[plan.calls[call].rank, lane] += duration_s
     np.testing.assert_allclose(program.lane_busy_s(), busy, rtol=1e-12, atol=1e-12)
     assert (program.lane_busy_s() <= simulate(program).makespan_s * (1 + CLOSE) + 1e-12).all()
+
+
+SLOW = Conditions({1: 1.25}, {Group.DP: 1.5})
+STEPS: tuple[tuple[dict[str, Any], Conditions], ...] = (
+    ({"model": "llama-3.1-8b", "gpus": 64, "tp": 4, "pp": 4}, HEALTHY),
+    ({"model": "llama-3.1-8b", "gpus": 64, "tp": 4, "pp": 4, "schedule": "zb-h1"}, SLOW),
+    (
+        {"model": "llama-3.1-8b", "gpus": 32, "tp": 2, "pp": 4, "vpp": 2, "sharding": "fsdp", "recompute": "full"},
+        HEALTHY,
+    ),
+    ({"model": "mixtral-8x7b", "gpus": 32, "ep": 8, "pp": 2, "framework": "megatron-core-eager"}, SLOW),
+    ({"model": "llama-3.1-8b", "gpus": 16, "framework": "torchtitan"}, HEALTHY),
+    ({"model": "deepseek-v3", "gpus": 128, "ep": 16, "pp": 8, "schedule": "dualpipe"}, HEALTHY),
+)
+
+
+@pytest.mark.parametrize(("question", "conditions"), STEPS)
+def test_the_seconds_of_ops_are_the_same_compiled_and_spread(question: dict[str, Any], conditions: Conditions) -> None:
+    """With what computing loses to communication, the time of hosts, slow stages and slow groups."""
+    pytest.importorskip("numba", reason="needs the extra compiled: pip install 'stepcast[compiled]'")
+    source = stepcast.predict(cluster="dgx-h100", **question).source
+    assert isinstance(source, PreparedStep)
+    step = replace(source, conditions=conditions).step
+    runs = []
+    for threshold in (0, 2**60):
+        with pytest.MonkeyPatch.context() as patch:
+            set_thresholds(patch, threshold)
+            runs.append(simulate(step.program, step.seconds))
+    with pytest.MonkeyPatch.context() as patch:
+        set_thresholds(patch, 0)
+        runs.append(simulate(step.program, runs[0].seconds))
+    for run in runs[1:]:
+        assert run.makespan_s == runs[0].makespan_s > 0
+        assert np.array_equal(run.maps, runs[0].maps)

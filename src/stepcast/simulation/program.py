@@ -18,7 +18,7 @@ from stepcast.ir.limits import TASKS
 from stepcast.ir.types import cached_property, dataclass, replace
 from stepcast.simulation.kernels import find_kernel, find_levels
 from stepcast.simulation.seconds import TABLE, PieceTable, in_ticks
-from stepcast.simulation.segments import NO_LANE, Chain, Cost, Piece, ProgramError, Segment, Shape
+from stepcast.simulation.segments import NO_LANE, Chain, Cost, Piece, ProgramError, Segment, Shape, list_bits
 
 Signal = tuple[int, int]
 """A call, as ``ProgramBuilder.call`` numbered it, and one of its outputs."""
@@ -260,8 +260,8 @@ def _find_levels_together(starts: IntArray, sources: IntArray) -> IntArray:
 
 
 @lru_cache(maxsize=1024)
-def _list_bits(mask: int) -> IntArray:
-    return np.array([place for place in range(mask.bit_length()) if mask >> place & 1], np.int64)
+def _list_read(mask: int) -> IntArray:
+    return np.array(list_bits(mask), np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,7 +324,7 @@ class Program:
             outputs = outs if outs > outputs else outputs
             width = wide if wide > width else width
             nodes = several if several > nodes else nodes
-        return _list_bits(mask), inputs, outputs, width, nodes
+        return _list_read(mask), inputs, outputs, width, nodes
 
     @property
     def inputs(self) -> int:

@@ -185,13 +185,12 @@ def _add_up(seconds: Sequence[float]) -> float:
 
 
 @lru_cache(maxsize=4096)
-def find_shared(chain: Chain) -> frozenset[Cost]:
-    """Return the costs of *chain* that do not belong to one list: messages, and the kinds of collectives that slow its
+def find_shared(piece: Piece) -> frozenset[Cost]:
+    """Return the costs of *piece* that do not belong to a list: messages, and the kinds of collectives that slow its
     computing down.
     """
-    slots = [piece.costs[-1] for piece in chain.pieces if piece.costs]
-    kinds = [kind for slot in slots if isinstance(slot, ContentionSlot) for _, kind, _ in slot.windows]
-    return frozenset(kinds + [MESSAGE] * any(MESSAGE in piece.costs for piece in chain.pieces))
+    slots = [cost for cost in piece.costs[-1:] if isinstance(cost, ContentionSlot)]
+    return frozenset([kind for slot in slots for _, kind, _ in slot.windows] + [MESSAGE] * (MESSAGE in piece.costs))
 
 
 @lru_cache(maxsize=4096)

@@ -103,18 +103,18 @@ class Shape:
         return ops
 
     @cached_property
-    def reads(self) -> frozenset[int]:
-        """Lanes and registers whose time before the piece is waited for."""
-        return frozenset([node for nodes in self.waits for node in nodes if node < self.lanes])
+    def reads(self) -> int:
+        """Lanes and registers whose time before the piece is waited for, as bits."""
+        return sum([1 << node for node in {node for nodes in self.waits for node in nodes} if node < self.lanes])
 
     @cached_property
-    def writes(self) -> frozenset[int]:
-        return frozenset([lane for lane, op in enumerate(self.last_ops) if op >= 0])
+    def writes(self) -> int:
+        return sum([1 << lane for lane, op in enumerate(self.last_ops) if op >= 0])
 
     @cached_property
     def touched(self) -> list[int]:
         """Lanes and registers that are read or written."""
-        return sorted(self.reads | self.writes)
+        return list_bits(self.reads | self.writes)
 
     @cached_property
     def compact(self) -> tuple[list[list[int]], list[int]]:
@@ -137,6 +137,10 @@ class Shape:
     def sizes(self) -> tuple[int, int, int, int]:
         """The numbers of touched lanes and registers, inputs, outputs and ops."""
         return len(self.touched), self.inputs, len(self.output_ops), len(self.lane_of)
+
+
+def list_bits(mask: int) -> list[int]:
+    return [place for place in range(mask.bit_length()) if mask >> place & 1]
 
 
 MOST_SHAPES = 16384
@@ -214,27 +218,22 @@ class Chain:
         return [(index, port) for index, piece in enumerate(self.pieces) for port in range(piece.shape.ports[1])]
 
     @cached_property
-    def reads(self) -> frozenset[int]:
-        """The lanes and registers that are read before they are written. Where an op takes time but no lane, these are
-        all: the last end may be that of any register.
-        """
-        if any(piece.has_delays for piece in self.pieces):
-            return frozenset(range(self.lanes))
-        read, written = set[int](), set[int]()
-        for piece in self.pieces:
-            read |= piece.shape.reads - written
-            written |= piece.shape.writes
-        return frozenset(read)
-
-    @cached_property
     def limits(self) -> tuple[int, int, int, int, int]:
-        """The lanes that are read as bits, the inputs and outputs, the width of the largest matrix of a piece, and the
-        most nodes of a piece.
+        """The lanes and registers that are read before they are written, as bits, the inputs and outputs, the width of
+        the largest matrix of a piece, and the most nodes of a piece.
+
+        Where an op takes time but no lane, all are read: the last end may be that of any register.
         """
-        sizes = [piece.shape.sizes for piece in self.pieces]
-        width = max([touched + max(inputs, outputs) for touched, inputs, outputs, _ in sizes])
-        nodes = max([touched + inputs + ops for touched, inputs, _, ops in sizes])
-        return sum([1 << lane for lane in self.reads]), self.inputs, self.outputs, width, nodes
+        read = written = 0
+        width = nodes = 1
+        for piece in self.pieces:
+            read |= piece.shape.reads & ~written
+            written |= piece.shape.writes
+            if piece.has_delays:
+                read = (1 << self.lanes) - 1
+            touched, inputs, outputs, ops = piece.shape.sizes
+            width, nodes = max(width, touched + inputs, touched + outputs), max(nodes, touched + inputs + ops)
+        return read, self.inputs, self.outputs, width, nodes
 
 
 intern_chain = lru_cache(2**14)(Chain)

@@ -73,7 +73,8 @@ class StepPlan:
     @cached_property
     def shared(self) -> frozenset[Cost]:
         """Messages, if there are any, and the kinds of collectives that slow computing down."""
-        return frozenset().union(*[find_shared(segment.chain) for segment in self.program.segments])
+        pieces = {piece for segment in self.program.segments for piece in segment.chain.pieces}
+        return frozenset().union(*map(find_shared, pieces))
 
     @property
     def has_messages(self) -> bool:

@@ -6,7 +6,8 @@ is the folded engine's, bit for bit.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
+from operator import or_
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from stepcast.simulation.fluid.filling import CAPACITY, PER_FLOW, PER_LINK, SAME
 from stepcast.simulation.fluid.kernel import FluidWork, Log
 from stepcast.simulation.kernels import compile_functions
 from stepcast.simulation.program import Program, Times
-from stepcast.simulation.segments import ProgramError
+from stepcast.simulation.segments import ProgramError, list_bits
 from stepcast.simulation.unfolded import as_lists
 
 COSTLY_FLOWS, COSTLY_TASKS = 1_000_000, 2_000_000
@@ -485,7 +486,7 @@ def waits_of(program: Program) -> Pairs:
     first_of_rank = tasks[program.table.rank_start[:-1]][program.rank]
     # For each lane and register that is waited for, and each call, the last task in it before, or -1.
     latest = {}
-    for lane in sorted(set().union(*[shape.reads for shape in shapes])):
+    for lane in list_bits(reduce(or_, [shape.reads for shape in shapes], 0)):
         last = np.array([shape.last[lane] for shape in shapes], np.int64)[shape_of_call]
         left = np.where(last >= 0, tasks[:-1] + last, -1)
         before = np.concatenate([[-1], np.maximum.accumulate(left)[:-1]]) if len(left) else left
@@ -496,7 +497,7 @@ def waits_of(program: Program) -> Pairs:
         if not len(calls) or not shape.ops:
             continue
         node = np.full((shape.first_op + shape.ops, len(calls)), -1, np.int64)
-        for lane in shape.reads:
+        for lane in list_bits(shape.reads):
             node[lane] = latest[lane][calls]
         for port in range(shape.inputs):
             node[lanes + port] = program.source_tasks[calls, port]
