@@ -104,9 +104,7 @@ class Run:
 
 def spread_seconds(program: Program, prices: Prices) -> FloatArray:
     """Return the seconds of each op of the pieces of *program*."""
-    if not isinstance(prices, WorkSeconds):
-        return prices
-    return np.concatenate([np.zeros(0), *[prices.of_piece(piece, own) for piece, own in program.pieces]])
+    return prices.spread(program.pieces) if isinstance(prices, WorkSeconds) else prices
 
 
 def simulate(program: Program, seconds: Prices | None = None) -> Run:

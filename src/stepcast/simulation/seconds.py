@@ -151,20 +151,24 @@ class WorkSeconds:
         """The number of works, and by how much their issues come later."""
         return int(self.starts[-1])
 
-    def of_piece(self, piece: Piece, own: int) -> FloatArray:
-        """Return the seconds of each op of *piece*, whose costs belong to the list *own*."""
-        code, start = code_ops(piece), int(self.starts[own + 1])
-        places = np.where(
-            code >= FIRST_WORK, start + code, np.where(code < CONTENTION, self.works + start - code, code)
-        )
-        seconds = self.seconds[np.maximum(places, 0)]
-        if piece.costs and isinstance(slot := piece.costs[-1], ContentionSlot):
-            seconds[-1:] = in_ticks(np.array([self._find_lost_s(slot, start + FIRST_WORK, own)]))
+    def spread(self, pieces: Sequence[tuple[Piece, int]]) -> FloatArray:
+        """Return the seconds of each op of *pieces*, whose costs belong to lists, one piece after the other."""
+        codes = [code_ops(piece) for piece, _ in pieces]
+        code = np.concatenate([np.zeros(0, np.int64), *codes])
+        start = np.repeat(self.starts[[own + 1 for _, own in pieces]], list(map(len, codes)))
+        work, issue = start + code, self.works + start - code
+        seconds = self.seconds[
+            np.where(code >= FIRST_WORK, work, np.where(code < CONTENTION, issue, np.maximum(code, 0)))
+        ]
+        slots = [(piece.costs[-1], own) for piece, own in pieces if piece.costs]
+        lost_s = [self._find_lost_s(slot, own) for slot, own in slots if isinstance(slot, ContentionSlot)]
+        seconds[code == CONTENTION] = in_ticks(np.array(lost_s, np.float64))
         return seconds
 
-    def _find_lost_s(self, slot: ContentionSlot, first: int, own: int) -> float:
-        """Return what the computing of a piece loses, whose works are those from *first* on."""
-        factor, exact_s = float(self.factors[own + 1]), self.exact_s[first:].tolist()
+    def _find_lost_s(self, slot: ContentionSlot, own: int) -> float:
+        """Return what the computing of a piece loses, whose works are those of the list *own*."""
+        start, stop = self.starts[own + 1 : own + 3].tolist()
+        factor, exact_s = float(self.factors[own + 1]), self.exact_s[FIRST_WORK + start : FIRST_WORK + stop].tolist()
         seconds = [exact_s[place] for place in slot.computing]
         computing_s = _add_up(seconds) * factor
         overlap_s: dict[Channel, float] = defaultdict(float)
