@@ -157,7 +157,7 @@ def test_contention_has_a_limit(case: Case) -> None:
     shares: dict[Group, float] = {}
     for work, _ in overlapped.step.works:
         if isinstance(work, Collective):
-            shares[work.group] = max(takes(work), shares.get(work.group, 0.0))
+            shares[work.group] = max(takes(work.kind, work.group), shares.get(work.group, 0.0))
     limit = 1 + sum(shares.values())
     assert alone.report.step_s <= overlapped.report.step_s * ROUNDING
     assert overlapped.report.step_s <= alone.report.step_s * limit * ROUNDING

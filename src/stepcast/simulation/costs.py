@@ -15,7 +15,7 @@ from stepcast.simulation.segments import Cost
 
 IssueSeconds = Callable[[Work, bool], float]
 """(work, whether in a backward) -> seconds the host needs to issue it."""
-TakenShare = Callable[[CollectiveKind, Channel], float]
+TakenShare = Callable[[CollectiveKind, Group], float]
 """Seconds of computing that a collective of a group takes for each second of overlap."""
 TableSeconds = Callable[[Sequence[OpList]], FloatArray]
 """The seconds of each work of the lists of a plan."""

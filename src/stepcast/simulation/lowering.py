@@ -276,7 +276,7 @@ class _PieceBuilder:
             elif op.blocking:
                 self.awaited[stream] = index
             if op.collective and (not op.blocking or (self.streams > 1 and not stops_both)):
-                kind = op.collective, op.group
+                kind: CollectiveGroup = op.collective, op.group  # type: ignore[assignment]
                 self.windows.append(_Window(stream, op.name, number, kind, op.blocking, len(self.computing)))
         else:
             return

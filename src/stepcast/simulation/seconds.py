@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.layout import Channel
+from stepcast.ir.layout import Group
 from stepcast.ir.types import dataclass
 from stepcast.ir.work import CollectiveKind
 from stepcast.simulation.segments import Chain, Cost, Piece, ProgramError
@@ -30,7 +30,7 @@ FIRST_WORK, CONTENTION = 3, -1
 """The code of the first work of a list, and that of what computing loses; ops that take nothing have 0. Codes of issues
 are those of their works, negative."""
 MOST_KINDS = 256
-CollectiveGroup = tuple[CollectiveKind, Channel]
+CollectiveGroup = tuple[CollectiveKind, Group]
 _kinds: dict[CollectiveGroup, int] = {}
 """The number of each kind of collective of a group."""
 
@@ -44,7 +44,7 @@ def in_ticks(seconds: FloatArray) -> FloatArray:
     return rounded
 
 
-def number_kind(kind: CollectiveKind, group: Channel) -> int:
+def number_kind(kind: CollectiveKind, group: Group) -> int:
     return _kinds.setdefault((kind, group), len(_kinds))
 
 
@@ -157,9 +157,8 @@ class WorkSeconds:
         code = np.concatenate([np.zeros(0, np.int64), *codes])
         start = np.repeat(self.starts[[own + 1 for _, own in pieces]], list(map(len, codes)))
         work, issue = start + code, self.works + start - code
-        seconds = self.seconds[
-            np.where(code >= FIRST_WORK, work, np.where(code < CONTENTION, issue, np.maximum(code, 0)))
-        ]
+        places = np.where(code >= FIRST_WORK, work, np.where(code < CONTENTION, issue, code))
+        seconds: FloatArray = self.seconds[places]
         slots = [(piece.costs[-1], own) for piece, own in pieces if piece.costs]
         lost_s = [self._find_lost_s(slot, own) for slot, own in slots if isinstance(slot, ContentionSlot)]
         seconds[code == CONTENTION] = in_ticks(np.array(lost_s, np.float64))
@@ -171,8 +170,8 @@ class WorkSeconds:
         factor, exact_s = float(self.factors[own + 1]), self.exact_s[FIRST_WORK + start : FIRST_WORK + stop].tolist()
         seconds = [exact_s[place] for place in slot.computing]
         computing_s = _add_up(seconds) * factor
-        overlap_s: dict[Channel, float] = defaultdict(float)
-        taken_s: dict[Channel, float] = defaultdict(float)
+        overlap_s: dict[Group, float] = defaultdict(float)
+        taken_s: dict[Group, float] = defaultdict(float)
         for place, kind, window in slot.windows:
             number = number_kind(*kind)
             both_s = _add_up([seconds[index] for index in window]) * factor if window else computing_s
@@ -189,12 +188,10 @@ def _add_up(seconds: Sequence[float]) -> float:
 
 
 @lru_cache(maxsize=4096)
-def find_shared(piece: Piece) -> frozenset[Cost]:
-    """Return the costs of *piece* that do not belong to a list: messages, and the kinds of collectives that slow its
-    computing down.
-    """
+def find_shared(piece: Piece) -> tuple[bool, frozenset[CollectiveGroup]]:
+    """Return whether *piece* has messages, and the kinds of collectives that slow its computing down."""
     slots = [cost for cost in piece.costs[-1:] if isinstance(cost, ContentionSlot)]
-    return frozenset([kind for slot in slots for _, kind, _ in slot.windows] + [MESSAGE] * (MESSAGE in piece.costs))
+    return MESSAGE in piece.costs, frozenset([kind for slot in slots for _, kind, _ in slot.windows])
 
 
 @lru_cache(maxsize=4096)

@@ -28,6 +28,7 @@ from stepcast.simulation.seconds import (
     LEAD,
     MESSAGE,
     MOST_KINDS,
+    CollectiveGroup,
     CostSlot,
     WorkSeconds,
     find_shared,
@@ -71,14 +72,11 @@ class StepPlan:
         return np.array([0, *self.starts], np.int64), np.array([1.0, *[factor for _, factor in self.lists]])
 
     @cached_property
-    def shared(self) -> frozenset[Cost]:
-        """Messages, if there are any, and the kinds of collectives that slow computing down."""
+    def shared(self) -> tuple[bool, frozenset[CollectiveGroup]]:
+        """Whether there are messages, and the kinds of collectives that slow computing down."""
         pieces = {piece for segment in self.program.segments for piece in segment.chain.pieces}
-        return frozenset().union(*map(find_shared, pieces))
-
-    @property
-    def has_messages(self) -> bool:
-        return MESSAGE in self.shared
+        messages, kinds = zip(*map(find_shared, pieces), strict=True)
+        return any(messages), frozenset().union(*kinds)
 
     @cached_property
     def is_uneven(self) -> bool:
@@ -102,9 +100,9 @@ class Step:
 
     def price(self, prices: Prices) -> WorkSeconds:
         """Return the seconds of the works under *prices*."""
-        plan = self.plan
+        plan, (has_messages, kinds) = self.plan, self.plan.shared
         works_s = prices.works_s(plan.op_lists, plan.alone)
-        message_s = prices.message_s(self.message) if plan.has_messages else 0.0
+        message_s = prices.message_s(self.message) if has_messages else 0.0
         issues = prices.issues_s(plan.op_lists) if self.lanes.host else []
         exact_s = seconds = np.concatenate([(0.0, message_s, 0.0), works_s, *issues])
         if prices.slow_groups or plan.is_uneven:
@@ -114,7 +112,7 @@ class Step:
                 seconds[own] = prices.spend_s(ops, exact_s[own], factor)
         shares, slows = np.zeros(MOST_KINDS), np.ones(MOST_KINDS)
         if prices.takes:
-            for kind, group in plan.shared - {MESSAGE}:  # type: ignore[misc]
+            for kind, group in kinds:
                 number = number_kind(kind, group)
                 shares[number], slows[number] = prices.takes(kind, group), prices.slow_groups.get(group, 1.0)
         return WorkSeconds(in_ticks(seconds), exact_s, *plan.terms, shares, slows)
@@ -143,7 +141,7 @@ class Step:
         for ops in self.plan.op_lists:
             features = zip(ops.works, ops.sequence.ops, strict=True)
             yield from [work for work, op in features if op.runs and op.group not in self.plan.alone]
-        if self.plan.has_messages and not isinstance(self.message, float | int):
+        if self.plan.shared[0] and not isinstance(self.message, float | int):
             yield self.message  # type: ignore[misc]
 
     @property

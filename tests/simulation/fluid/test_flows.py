@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from stepcast.ir.flows import FlowSet, Links, Repeating, join_flows
 from stepcast.simulation.fluid.engine import Precision, find_classes, merge_entries, transfers
 from stepcast.simulation.fluid.observed import bin_rates
-from stepcast.simulation.program import in_ticks
+from stepcast.simulation.seconds import in_ticks
 from tests.simulation.fluid.networks import flows_of, links_of, networks, rates
 from tests.simulation.fluid.reference import ends, filled
 
