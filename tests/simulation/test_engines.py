@@ -15,7 +15,7 @@ import stepcast
 from stepcast.forecast.prediction import PreparedStep
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.layout import Group
-from stepcast.simulation import kernels
+from stepcast.simulation import kernels, seconds
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.program import Program, Times, _find_levels_together
 from stepcast.simulation.step import HEALTHY, Conditions
@@ -234,3 +234,18 @@ def test_the_seconds_of_ops_are_the_same_compiled_and_spread(question: dict[str,
     for run in runs[1:]:
         assert run.makespan_s == runs[0].makespan_s > 0
         assert np.array_equal(run.maps, runs[0].maps)
+
+
+def test_records_of_pieces_stay_with_those_who_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when there are so many that they are made anew."""
+    program = stepcast.predict(model="llama-3.1-8b", cluster="dgx-h100", gpus=64, tp=4, pp=4).step.program
+    chains, table = [segment.chain for segment in program.segments], seconds.PieceTable()
+    found = [(chains, *table.find(chains)), (chains[:2], *table.find(chains[:2]))]
+    monkeypatch.setattr(seconds, "MOST_RECORDED", 0)
+    found.append((chains[::-1], *table.find(chains[::-1])))
+    assert found[2][1] is not found[0][1]
+    for own, records, places in found:
+        for chain, begins in zip(own, places, strict=True):
+            for piece, begin in zip(chain.pieces, begins, strict=True):
+                record = seconds.encode_piece(piece, True)
+                assert records[begin : begin + len(record)].tolist() == record

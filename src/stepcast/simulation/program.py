@@ -23,8 +23,6 @@ from stepcast.simulation.segments import NO_LANE, Chain, Cost, Piece, ProgramErr
 Signal = tuple[int, int]
 """A call, as ``ProgramBuilder.call`` numbered it, and one of its outputs."""
 Number = TypeVar("Number", np.int64, np.float64)
-MOST_RECORDED = 2**21
-"""The size of the records of pieces from which on they are made anew for the next program."""
 
 
 class DeadlockError(ProgramError):
@@ -366,18 +364,15 @@ class Program:
         """
         is_coded = any(segment.lists for segment in self.segments)
         table = TABLE if is_coded else PieceTable(False)
-        if table.size > MOST_RECORDED:
-            table.clear()
-        places, lists, repeats, lengths = list[int](), list[int](), list[int](), list[int]()
-        for segment in self.segments:
-            own = table.find(segment.chain)
-            lengths.append(len(own))
+        records, every = table.find([segment.chain for segment in self.segments])
+        places, lists, repeats, lengths = list[int](), list[int](), list[int](), list(map(len, every))
+        for own, segment in zip(every, self.segments, strict=True):
             places += own
             lists += segment.piece_lists
             repeats += segment.times
         read, *sizes = self.limits
         counts = (len(lengths), len(places), len(self.lanes), *sizes[:2], len(read), *sizes[2:])
-        return table.records, np.array([*counts, *lengths, *places, *lists, *repeats, *read.tolist()], np.int64)
+        return records, np.array([*counts, *lengths, *places, *lists, *repeats, *read.tolist()], np.int64)
 
     def price_costs(self) -> FloatArray:
         """Return the costs, which must be seconds, in whole ticks."""

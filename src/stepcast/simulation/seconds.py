@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache, reduce
 from itertools import chain as join
-from itertools import count
+from itertools import count, product
 from operator import add
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -29,10 +30,11 @@ CODES: dict[Cost, int] = {MESSAGE: 1, LEAD: 2}
 FIRST_WORK, CONTENTION = 3, -1
 """The code of the first work of a list, and that of what computing loses; ops that take nothing have 0. Codes of issues
 are those of their works, negative."""
-MOST_KINDS = 256
 CollectiveGroup = tuple[CollectiveKind, Group]
-_kinds: dict[CollectiveGroup, int] = {}
+KIND_NUMBERS: dict[CollectiveGroup, int] = {pair: number for number, pair in enumerate(product(CollectiveKind, Group))}
 """The number of each kind of collective of a group."""
+MOST_RECORDED, MOST_CHAINS = 2**21, 2**15
+"""The size of the records of pieces, and the chains, from which on records are made anew for the next program."""
 
 
 def in_ticks(seconds: FloatArray) -> FloatArray:
@@ -42,10 +44,6 @@ def in_ticks(seconds: FloatArray) -> FloatArray:
         raise ProgramError("a duration is negative or not finite")
     rounded: FloatArray = np.rint(seconds / TICK_S) * TICK_S
     return rounded
-
-
-def number_kind(kind: CollectiveKind, group: Group) -> int:
-    return _kinds.setdefault((kind, group), len(_kinds))
 
 
 class CostSlot(NamedTuple):
@@ -77,20 +75,24 @@ class PieceTable:
     """The records of pieces, end to end in one array."""
 
     def __init__(self, is_coded: bool = True) -> None:
-        self.is_coded = is_coded
-        self.clear()
+        self.is_coded, self._lock = is_coded, Lock()
+        self._clear()
 
-    def clear(self) -> None:
-        """Forget all records; whoever uses those of before has their array."""
+    def _clear(self) -> None:
         self.records, self.size = np.zeros(2**12, np.int64), 0
         self._pieces: dict[Piece, int] = {}
         self._chains: dict[Chain, list[int]] = {}
 
-    def find(self, chain: Chain) -> list[int]:
-        """Return where the record of each piece of *chain* begins."""
-        places = self._chains.get(chain)
-        if places is None:
-            places = self._chains[chain] = [self._find_piece(piece) for piece in chain.pieces]
+    def find(self, chains: Sequence[Chain]) -> tuple[IntArray, list[list[int]]]:
+        """Return the records, and where those of the pieces of each chain begin."""
+        with self._lock:
+            if self.size > MOST_RECORDED or len(self._chains) > MOST_CHAINS:
+                self._clear()  # whoever uses the records of before has their array
+            places = [self._chains.get(chain) or self._find_pieces(chain) for chain in chains]
+            return self.records, places
+
+    def _find_pieces(self, chain: Chain) -> list[int]:
+        places = self._chains[chain] = [self._find_piece(piece) for piece in chain.pieces]
         return places
 
     def _find_piece(self, piece: Piece) -> int:
@@ -127,7 +129,7 @@ def encode_piece(piece: Piece, is_coded: bool) -> list[int]:
         record += [len(numbers), len(slot.computing), *[FIRST_WORK + place for place in slot.computing]]
         record.append(len(slot.windows))
         for place, kind, window in slot.windows:
-            record += [FIRST_WORK + place, number_kind(*kind), numbers[kind[1]], len(window), *window]
+            record += [FIRST_WORK + place, KIND_NUMBERS[kind], numbers[kind[1]], len(window), *window]
     return record
 
 
@@ -173,7 +175,7 @@ class WorkSeconds:
         overlap_s: dict[Group, float] = defaultdict(float)
         taken_s: dict[Group, float] = defaultdict(float)
         for place, kind, window in slot.windows:
-            number = number_kind(*kind)
+            number = KIND_NUMBERS[kind]
             both_s = _add_up([seconds[index] for index in window]) * factor if window else computing_s
             both_s = min(both_s, exact_s[place] * float(self.slows[number]))
             overlap_s[kind[1]] += both_s

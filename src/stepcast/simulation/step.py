@@ -25,15 +25,14 @@ from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.seconds import (
     CODES,
     FIRST_WORK,
+    KIND_NUMBERS,
     LEAD,
     MESSAGE,
-    MOST_KINDS,
     CollectiveGroup,
     CostSlot,
     WorkSeconds,
     find_shared,
     in_ticks,
-    number_kind,
 )
 from stepcast.simulation.segments import Chain, Cost, Segment, TimedOp
 
@@ -110,10 +109,10 @@ class Step:
             for (ops, factor), (start, stop) in zip(plan.lists, pairwise(plan.starts), strict=True):
                 own = slice(FIRST_WORK + start, FIRST_WORK + stop)
                 seconds[own] = prices.spend_s(ops, exact_s[own], factor)
-        shares, slows = np.zeros(MOST_KINDS), np.ones(MOST_KINDS)
+        shares, slows = np.zeros(len(KIND_NUMBERS)), np.ones(len(KIND_NUMBERS))
         if prices.takes:
             for kind, group in kinds:
-                number = number_kind(kind, group)
+                number = KIND_NUMBERS[kind, group]
                 shares[number], slows[number] = prices.takes(kind, group), prices.slow_groups.get(group, 1.0)
         return WorkSeconds(in_ticks(seconds), exact_s, *plan.terms, shares, slows)
 
