@@ -91,7 +91,7 @@ class Shape:
 
     @cached_property
     def before_start(self) -> IntArray:
-        """Where ``before`` of each op begins, and its end."""
+        """The place in ``before`` where the nodes of each op begin, and the end of all."""
         return np.array([0, *accumulate(map(len, self.waits))], np.int64)
 
     @cached_property
