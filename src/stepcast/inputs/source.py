@@ -257,10 +257,7 @@ class Source:
     def each_line(self, errors: str = "strict") -> Iterator[str]:
         """Yield the lines without their ends; a final line end adds no empty line."""
         for slab in self.slabs(errors):
-            lines = slab.split("\n")
-            if not lines[-1]:
-                lines.pop()
-            yield from lines
+            yield from slab.removesuffix("\n").split("\n")
 
 
 def read_most(stream: BinaryIO, limit: Limit, path: str) -> bytes:

@@ -15,13 +15,14 @@ import msgspec
 from stepcast.inputs.source import DATA, FormatError, Source, prefix_errors, read_toml
 from stepcast.ir.limits import CONFIG, GPUS, LISTED, RESULT
 from stepcast.ir.measured import Wiring, find_fabric
+from stepcast.units import GB, MB
 
 # NCCL's own view of a node, which NCCL_TOPO_DUMP_FILE writes: XML of CPUs, PCI devices, GPUs and NICs.
 # NVIDIA/nccl, src/graph/xml.cc and topo.cc: ``speed`` of a net is in Mb/s, ``tclass`` 0x068000 of an nvlink is
 # an NVSwitch, and the count of links is of that target.
 
 SWITCH_CLASS = "0x068000"
-MEGABIT = 1e6 / 8
+MEGABIT = MB / 8
 DEEPEST = 64
 PCI_DEVICES: Mapping[str, str] = read_toml(DATA / "pci_devices.toml")
 # Compute capability -> one NVLink, each way (NVIDIA's datasheets: 2.0 to 4.0 25 GB/s, 5.0 50 GB/s).
@@ -277,18 +278,14 @@ def read_slurm(source: Source) -> Wiring:
 
 def _slurm_lines(source: Source) -> Iterator[tuple[int, str]]:
     """Yield lines without comments, continued ones joined, with the number of their first."""
-    text_before, first = "", 0
-    for number, line in enumerate(source.text(RESULT).split("\n"), 1):
-        text = line.partition("#")[0].rstrip()
-        first = first or number
-        if text.endswith("\\"):
-            text_before += text[:-1] + " "
-            continue
-        if (text_before + text).strip():
-            yield first, text_before + text
-        text_before, first = "", 0
-    if text_before.strip():
-        yield first, text_before
+    lines = enumerate((line.partition("#")[0].rstrip() for line in source.text(RESULT).split("\n")), 1)
+    for first, line in lines:
+        parts = [line]
+        while parts[-1].endswith("\\"):
+            parts[-1] = parts[-1][:-1]
+            parts.append(next(lines, (0, ""))[1])
+        if text := " ".join(parts).strip():
+            yield first, text
 
 
 def expand_hostlist(expression: str, line: int | None = None) -> list[str]:
@@ -373,8 +370,6 @@ def _tree_wiring(switches: Mapping[str, _SlurmSwitch]) -> Wiring:
         warnings=tuple(warnings),
     )
 
-
-GB = 1e9
 
 # ASTRA-sim's analytical network (astra-network-analytical, common/NetworkParser): lists with one entry per dimension,
 # the innermost first; GB/s of one direction, nanoseconds.
