@@ -17,7 +17,7 @@ from math import ceil
 
 import numpy as np
 
-from stepcast.inputs.source import FormatError, Source, read_words
+from stepcast.inputs.source import FormatError, Source, prefix_errors, read_words
 from stepcast.inputs.table import read_as_one, recognise
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.layout import Layout
@@ -319,10 +319,9 @@ def read_step_lengths(path: str) -> tuple[float, ...]:
     if not os.path.exists(file):
         return ()
     data = Source(file).data(LENGTHS)
-    try:
+    damage = (ValueError, KeyError, TypeError, RecursionError)
+    with prefix_errors('is no list of lengths such as {"S": [88, 109, ...]}', file, damage):
         lengths = tuple(float(value) for value in json.loads(data)["S"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FormatError(f'is no list of lengths ({error}); expected {{"S": [88, 109, ...]}}', file) from None
     if not all(0 < length < 1e9 for length in lengths):
         raise FormatError("has a length that is not above zero", file)
     return lengths

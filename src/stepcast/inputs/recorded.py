@@ -18,7 +18,7 @@ from stepcast.inputs.plain_pickle import load_plain_pickle
 from stepcast.inputs.source import FormatError, Source, prefix_errors
 from stepcast.ir.limits import GPUS, GROUP_RANKS, RESULT
 from stepcast.ir.measured import CollectiveLog, LoggedCollective
-from stepcast.ir.types import DType, FactDict
+from stepcast.ir.types import DType, FactDict, pick
 from stepcast.units import GB, MS, NS, US
 
 # Folders next to the traces.
@@ -71,14 +71,11 @@ def _read_rank(path: str) -> FactDict:
     window_s = statistics.mean(profiled_s) if profiled_s else None
     outside_s = statistics.median(outside or steps_s or [0.0])
     return {
-        "rank": file.rank,
-        "host": file.host,
+        **pick(file, "rank host ahead_s peak_bytes"),
         "steps": len(steps_s) + 1,
         "step_s": outside_s,
         "window_step_s": window_s,
         "overhead": window_s / outside_s - 1 if window_s and outside_s else None,
-        "ahead_s": file.ahead_s,
-        "peak_bytes": file.peak_bytes,
         "collectives": len(file.collectives),
     }
 

@@ -44,7 +44,10 @@ class FormatError(ValueError):
 def prefix_errors(
     words: str, path: str | None = None, kinds: tuple[type[Exception], ...] = (ValueError,)
 ) -> Iterator[None]:
-    """Raise errors of these *kinds* as errors that begin with *words*: a FormatError where they are of a file."""
+    """Raise errors of these *kinds* as errors that begin with *words*: a FormatError where they are of a file.
+
+    *path*: that of the file, "" for one that the caller names.
+    """
     try:
         yield
     except kinds as error:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from stepcast.inputs.configs.peers import as_hugging_face
-from stepcast.inputs.model_table import build_model
+from stepcast.inputs.model_table import build_model, shortest_period
 from stepcast.inputs.source import DATA, FormatError, Source, read_toml, read_words
 from stepcast.ir.architecture import MOST_LAYERS
 from stepcast.ir.limits import CONFIG
@@ -135,13 +135,6 @@ class ConfigTable:
             if type(layer) is not int or not 0 <= layer < layers:
                 raise FormatError(f"{name} names {quote_value(layer)}; there are {layers} layers")
         return {layer for layer in numbers if isinstance(layer, int)}
-
-
-def shortest_period(pattern: Sequence[bool]) -> tuple[bool, ...]:
-    """Return the shortest beginning of *pattern* that, repeated, gives all of it."""
-    lengths = range(1, min(len(pattern), 64))
-    repeats = (length for length in lengths if all(pattern[i] == pattern[i % length] for i in range(len(pattern))))
-    return tuple(pattern[: next(repeats, len(pattern))])
 
 
 PUBLISHED = ("fp8", "mxfp4")  # methods of quantisation that are formats of generation

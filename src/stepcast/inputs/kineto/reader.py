@@ -397,16 +397,13 @@ class RankColumns:
             around: list[int] = []
             parents = []
             for index, start in enumerate(starts):
-                while around and ends[around[-1]] <= start:
-                    around.pop()
                 # An event that outlasts the one before it only overlaps: the profiler's clock slipped.
-                while around and ends[around[-1]] < ends[index]:
+                while around and (ends[around[-1]] <= start or ends[around[-1]] < ends[index]):
                     around.pop()
                 parents.append(around[-1] if around else NONE)
                 around.append(index)
-            if len(rows):
-                indices = np.array(parents, dtype=np.int32)
-                parent_of[rows] = np.where(indices == NONE, NONE, rows[indices])
+            indices = np.array(parents, dtype=np.int32)
+            parent_of[rows] = np.where(indices == NONE, NONE, rows[indices])
         return parent_of
 
 
