@@ -25,14 +25,6 @@ from stepcast.units import GB, MS, NS, US
 STEPS, FLIGHT, INSPECTOR = "steps", "flight-recorder", "inspector"
 
 
-class _RecordedMessage(msgspec.Struct):
-    start_s: float
-    end_s: float
-    name: str
-    bytes: int
-    ranks: list[int] = []
-
-
 class _RecordedFile(msgspec.Struct):
     rank: int
     step_ends_s: list[float]
@@ -40,7 +32,7 @@ class _RecordedFile(msgspec.Struct):
     ahead_s: float = 0.0
     peak_bytes: int = 0
     host: str = ""
-    collectives: list[_RecordedMessage] = []
+    collectives: list[dict[str, object]] = []
 
 
 def read_steps(folder: str) -> list[FactDict]:
@@ -99,8 +91,7 @@ def read_run_flight_recorder(sources: Sequence[Source]) -> CollectiveLog:
         try:
             dump = load_plain_pickle(data) if data[:1] == b"\x80" else msgspec.json.decode(data)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            reason = " ".join(str(error).split())
-            raise FormatError(f"no dump of the flight recorder: {reason}", source.path) from None
+            raise FormatError(f"no dump of the flight recorder: {' '.join(str(error).split())}", source.path) from None
         if not isinstance(dump, dict):
             raise FormatError("no dump of the flight recorder: expected an object", source.path)
         rank = dump.get("rank")
