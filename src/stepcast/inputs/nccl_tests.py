@@ -33,6 +33,7 @@ def read(source: Source) -> CollectiveSweep:
     for number, header in lines:
         text = _strip_tag(header)
         if LINES["header"].match(text):
+            start = number
             break
         if USED_LINES.search(text):
             lines_before.append(text)
@@ -41,7 +42,7 @@ def read(source: Source) -> CollectiveSweep:
     table = _SweepTable(text, source, is_tagged=LINES["tag"].match(header) is not None)
     table.read(lines)
     if not table.rows:
-        raise FormatError("has a table header but no rows; expected sizes and times", source.path, number)
+        raise FormatError("has a table header but no rows; expected sizes and times", source.path, start)
     return table.sweep(lines_before)
 
 
