@@ -191,14 +191,11 @@ def _learn_signatures(scan: _LogScan, headers: IntArray, is_separate: BoolArray)
     ends = np.append(headers[1:], len(scan.sign))
     signatures = {}
     for stage in np.unique(scan.stages).tolist():
-        sequences: Counter[tuple[int, ...]] = Counter()
         rows = np.flatnonzero(is_separate & (ends - headers > 1) & (scan.stages == stage))[:MOST_LEARNT_FROM]
-        for start, end in zip(headers[rows].tolist(), ends[rows].tolist(), strict=True):
-            if end - start <= LONGEST_REPORT:
-                sequences[tuple(scan.sign[start + 1 : end].tolist())] += 1
-        if sequences:
-            # Of equally common ones the first.
-            signatures[stage] = max(sequences, key=sequences.__getitem__)
+        spans = zip(headers[rows].tolist(), ends[rows].tolist(), strict=True)
+        records = (scan.sign[start + 1 : end].tolist() for start, end in spans if end - start <= LONGEST_REPORT)
+        if sequences := Counter(map(tuple, records)):
+            signatures[stage] = sequences.most_common(1)[0][0]  # of equally common ones the first
     return signatures
 
 

@@ -326,15 +326,15 @@ def parse_amount(token: str, name: str, line: int | None) -> float:
     except ValueError:
         raise FormatError(f"{name} is {shorten(token)}; expected a number", line=line) from None
     if not math.isfinite(value):
-        raise FormatError(f"{name} is {token}; expected a finite number", line=line)
+        raise FormatError(f"{name} is {token[:40]}; expected a finite number", line=line)
     if value < 0:
-        raise FormatError(f"{name} is {token}; expected zero or more", line=line)
+        raise FormatError(f"{name} is {token[:40]}; expected zero or more", line=line)
     return value
 
 
-def shorten(text: str, limit: int = 40) -> str:
+def shorten(text: str) -> str:
     """Return *text* quoted for an error message, cut where it is long."""
-    return repr(text if len(text) <= limit else text[: limit - 3] + "...")
+    return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
 Rows = Iterator[tuple[int, list[str]]]  # the line number and the cells of each row

@@ -424,8 +424,7 @@ def read_simai(source: Source) -> Wiring:
     if gpus < 1 or count < gpus or count % gpus:
         raise FormatError(f"{count} GPUs are no multiple of {gpus} per server", source.path, 1)
     GPUS.check(count)
-    up: Counter[float] = Counter()
-    out: dict[int, list[float]] = {}
+    up, out = Counter[float](), Counter[float]()  # links of GPUs to NVSwitches and to other switches, by rate
     for number, line in enumerate(lines, 2):
         match = SIMAI_LINK.match(line)
         if match is None:
@@ -437,9 +436,7 @@ def read_simai(source: Source) -> Wiring:
         if gpu < count <= neighbour < count + nvswitches:
             up[rate] += 1
         elif gpu < count <= neighbour:
-            out.setdefault(gpu, []).append(rate)
-    nics = sum(map(len, out.values())) / (count // gpus)
-    rates = Counter(rate for gpu_rates in out.values() for rate in gpu_rates)
+            out[rate] += 1
     several = ("links of one kind have several rates; the usual one counts",)
     return Wiring(
         "SimAI",
@@ -447,10 +444,10 @@ def read_simai(source: Source) -> Wiring:
         gpus=gpus,
         fabric="nvswitch" if up else None,
         fabric_bytes_per_s=up.most_common(1)[0][0] if up else None,
-        nics=round(nics) or None,
-        nic_bytes_per_s=rates.most_common(1)[0][0] if rates else None,
+        nics=round(out.total() / (count // gpus)) or None,
+        nic_bytes_per_s=out.most_common(1)[0][0] if out else None,
         nodes=count // gpus,
-        warnings=several if len(up) > 1 or len(rates) > 1 else (),
+        warnings=several if len(up) > 1 or len(out) > 1 else (),
     )
 
 

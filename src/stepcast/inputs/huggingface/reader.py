@@ -449,8 +449,7 @@ def read_config(data: bytes | str, name: str) -> Model:
             note, known = f"quantization_config ({quote_value(method)}) of the model", method in PUBLISHED
             use = "is that of 'stepcast generate', not of training" if known else "is not read"
             unread = (f"{note} {use}: options state the format of weights",)
-            stored = method if known else model.published_weights
-            model = replace(model, unread=unread, published_weights=stored)
+            model = replace(model, unread=unread, published_weights=method if known else model.published_weights)
         scaling = keys.find("rope_scaling", "rope_parameters")[1]
         is_yarn = isinstance(scaling, dict) and "yarn" in (scaling.get("rope_type"), scaling.get("type"))
         if model.position.kind is PositionKind.ROTARY and model.latent is None and is_yarn:

@@ -472,10 +472,7 @@ def _communicators(info: Mapping[str, object], source: Source, order: int) -> Co
     if rank is None or rank >= MOST_RANKS:
         match = FILE_RANK.search(PurePath(source.path).name)
         rank = int(match[1]) if match else order
-    try:
-        groups = GROUPS.decode(msgspec.json.encode(info.get("pg_config") or []))
-    except (msgspec.DecodeError, ValueError):
-        groups = []
+    groups = decode_args(GROUPS, msgspec.json.encode(info.get("pg_config") or []), [])
     world_size = min(_count(info.get("world_size")) or 0, MOST_RANKS)
     return Communicators(rank, world_size, {str(group.pg_name): group for group in groups})
 
