@@ -9,14 +9,21 @@ from stepcast.inputs.source import FormatError
 from stepcast.ir.limits import EXPRESSION
 from stepcast.ir.types import Facts
 
+
+def _compute_numbers(compute: Callable[..., object], *sides: object) -> object:
+    if not all(isinstance(side, int | float) for side in sides):
+        raise TypeError("text can only be compared")
+    return compute(*sides)
+
+
 # No power and no shift: a few characters of them would be numbers of any size.
 _BINARY: dict[type[ast.AST], Callable[..., object]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
+    ast.Mult: partial(_compute_numbers, operator.mul),
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
+    ast.Mod: partial(_compute_numbers, operator.mod),
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -80,7 +87,8 @@ class Expression:
             function, operand = _UNARY[type(node.op)], self._read(node.operand)
             return lambda words: function(operand(words))
         if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-            return self._read_binary(type(node.op), self._read(node.left), self._read(node.right))
+            compute, left, right = _BINARY[type(node.op)], self._read(node.left), self._read(node.right)
+            return lambda words: compute(left(words), right(words))
         if isinstance(node, ast.Compare) and all(type(comparison) in _BINARY for comparison in node.ops):
             sides = [self._read(side) for side in (node.left, *node.comparators)]
             functions = [_BINARY[type(comparison)] for comparison in node.ops]
@@ -92,14 +100,3 @@ class Expression:
             return value
         kind = type(node).__name__.lower()
         raise FormatError(f"where = {self.text!r}: {kind} is not allowed; expected {EXPECTED}")
-
-    def _read_binary(self, kind: type[ast.AST], left: Value, right: Value) -> Value:
-        function = _BINARY[kind]
-
-        def value(words: Facts) -> object:
-            first, second = left(words), right(words)
-            if kind in (ast.Mult, ast.Mod) and not all(isinstance(side, int | float) for side in (first, second)):
-                raise TypeError("text can only be compared")
-            return function(first, second)
-
-        return value

@@ -1,13 +1,13 @@
 """Models written as a table of plain values: the catalogue's TOML files, and what configurations are read to."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import get_args
+from typing import TypeVar, get_args
 
 from stepcast.inputs.source import prefix_errors
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, Biases, Hybrid, Latent, Norm, NormKind, Position, PositionKind, QkNorm
-from stepcast.ir.types import require
+from stepcast.ir.types import FactDict, require
 from stepcast.units import nearest
 
 NORMS = {"rms": Norm(), "layer": Norm(NormKind.LAYER), "layer+bias": Norm(NormKind.LAYER, bias=True)}
@@ -22,6 +22,8 @@ PARTS: Mapping[str, Callable[..., object]] = {
     for part in get_args(kind)
     if isinstance(part, type) and is_dataclass(part)
 }
+
+Kind = TypeVar("Kind")
 
 
 def model_of(name: str, table: Mapping[str, object]) -> Model:
@@ -39,22 +41,17 @@ def model_of(name: str, table: Mapping[str, object]) -> Model:
 
 def build_model(name: str, table: Mapping[str, object]) -> Model:
     """Return the model of a table whose keys are known."""
-    values = {key: _convert(key, value) for key, value in table.items()}
+    values: FactDict = {key: _convert(key, value) for key, value in table.items()}
     if isinstance(hybrid := values.get("hybrid"), Hybrid):
         values.setdefault("layers", len(hybrid.pattern))
         values.setdefault("ffn", 0)
-    sizes: dict[str, int] = {}
     for key in (key for key in SIZES if key in values):
-        size = values[key]
-        require(type(size) is int and size > 0, f"{key} must be a positive whole number")
-        assert isinstance(size, int)
-        sizes[key] = size
+        require(type(values[key]) is int and values[key] > 0, f"{key} must be a positive whole number")
     missing = [key for key in SIZES if key not in values]
     require(not missing, f"lacks {', '.join(missing)}")
-    hidden, heads = sizes["hidden"], sizes["heads"]
-    rows = values.pop("positions", None) or sizes["max_seq"]
+    hidden, heads = values["hidden"], values["heads"]
+    rows = values.pop("positions", None) or values["max_seq"]
     if isinstance(word := values.get("position"), str):
-        assert isinstance(rows, int)
         values["position"] = part_of("position", word, rows)
     if isinstance(latent := values.get("latent"), Latent):
         values.setdefault("head_dim", latent.nope_dim + latent.rope_dim)
@@ -67,8 +64,14 @@ def build_model(name: str, table: Mapping[str, object]) -> Model:
     if "ffn" not in values:
         require(not values.get("gated", True), "lacks ffn")
         values["ffn"] = 4 * hidden
-    build: Callable[..., Model] = Model
-    return build(**(values | {"name": name}))
+    return Model(**(values | {"name": name}))
+
+
+def shortest_period(pattern: Sequence[Kind]) -> tuple[Kind, ...]:
+    """Return the shortest beginning of *pattern* that, repeated, gives all of it."""
+    lengths = range(1, min(len(pattern), 64))
+    repeats = (length for length in lengths if all(pattern[i] == pattern[i % length] for i in range(len(pattern))))
+    return tuple(pattern[: next(repeats, len(pattern))])
 
 
 def part_words(model: Model) -> dict[str, str]:

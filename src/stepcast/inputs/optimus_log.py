@@ -17,7 +17,7 @@ from math import ceil
 
 import numpy as np
 
-from stepcast.inputs.source import FormatError, Source, read_words
+from stepcast.inputs.source import FormatError, Source, prefix_errors, read_words
 from stepcast.inputs.table import read_as_one, recognise
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.layout import Layout
@@ -191,14 +191,11 @@ def _learn_signatures(scan: _LogScan, headers: IntArray, is_separate: BoolArray)
     ends = np.append(headers[1:], len(scan.sign))
     signatures = {}
     for stage in np.unique(scan.stages).tolist():
-        sequences: Counter[tuple[int, ...]] = Counter()
         rows = np.flatnonzero(is_separate & (ends - headers > 1) & (scan.stages == stage))[:MOST_LEARNT_FROM]
-        for start, end in zip(headers[rows].tolist(), ends[rows].tolist(), strict=True):
-            if end - start <= LONGEST_REPORT:
-                sequences[tuple(scan.sign[start + 1 : end].tolist())] += 1
-        if sequences:
-            # Of equally common ones the first.
-            signatures[stage] = max(sequences, key=sequences.__getitem__)
+        spans = zip(headers[rows].tolist(), ends[rows].tolist(), strict=True)
+        records = (scan.sign[start + 1 : end].tolist() for start, end in spans if end - start <= LONGEST_REPORT)
+        if sequences := Counter(map(tuple, records)):
+            signatures[stage] = sequences.most_common(1)[0][0]  # of equally common ones the first
     return signatures
 
 
@@ -319,10 +316,9 @@ def read_step_lengths(path: str) -> tuple[float, ...]:
     if not os.path.exists(file):
         return ()
     data = Source(file).data(LENGTHS)
-    try:
+    damage = (ValueError, KeyError, TypeError, RecursionError)
+    with prefix_errors('is no list of lengths such as {"S": [88, 109, ...]}', file, damage):
         lengths = tuple(float(value) for value in json.loads(data)["S"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FormatError(f'is no list of lengths ({error}); expected {{"S": [88, 109, ...]}}', file) from None
     if not all(0 < length < 1e9 for length in lengths):
         raise FormatError("has a length that is not above zero", file)
     return lengths

@@ -18,19 +18,11 @@ from stepcast.inputs.plain_pickle import load_plain_pickle
 from stepcast.inputs.source import FormatError, Source, prefix_errors
 from stepcast.ir.limits import GPUS, GROUP_RANKS, RESULT
 from stepcast.ir.measured import CollectiveLog, LoggedCollective
-from stepcast.ir.types import DType, FactDict
+from stepcast.ir.types import DType, FactDict, pick
 from stepcast.units import GB, MS, NS, US
 
 # Folders next to the traces.
 STEPS, FLIGHT, INSPECTOR = "steps", "flight-recorder", "inspector"
-
-
-class _RecordedMessage(msgspec.Struct):
-    start_s: float
-    end_s: float
-    name: str
-    bytes: int
-    ranks: list[int] = []
 
 
 class _RecordedFile(msgspec.Struct):
@@ -40,7 +32,7 @@ class _RecordedFile(msgspec.Struct):
     ahead_s: float = 0.0
     peak_bytes: int = 0
     host: str = ""
-    collectives: list[_RecordedMessage] = []
+    collectives: list[dict[str, object]] = []
 
 
 def read_steps(folder: str) -> list[FactDict]:
@@ -71,14 +63,11 @@ def _read_rank(path: str) -> FactDict:
     window_s = statistics.mean(profiled_s) if profiled_s else None
     outside_s = statistics.median(outside or steps_s or [0.0])
     return {
-        "rank": file.rank,
-        "host": file.host,
+        **pick(file, "rank host ahead_s peak_bytes"),
         "steps": len(steps_s) + 1,
         "step_s": outside_s,
         "window_step_s": window_s,
         "overhead": window_s / outside_s - 1 if window_s and outside_s else None,
-        "ahead_s": file.ahead_s,
-        "peak_bytes": file.peak_bytes,
         "collectives": len(file.collectives),
     }
 
@@ -102,8 +91,7 @@ def read_run_flight_recorder(sources: Sequence[Source]) -> CollectiveLog:
         try:
             dump = load_plain_pickle(data) if data[:1] == b"\x80" else msgspec.json.decode(data)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            reason = " ".join(str(error).split())
-            raise FormatError(f"no dump of the flight recorder: {reason}", source.path) from None
+            raise FormatError(f"no dump of the flight recorder: {' '.join(str(error).split())}", source.path) from None
         if not isinstance(dump, dict):
             raise FormatError("no dump of the flight recorder: expected an object", source.path)
         rank = dump.get("rank")

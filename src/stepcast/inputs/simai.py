@@ -10,6 +10,7 @@ The body between the once-per-step lines is written out for every micro-batch; i
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from stepcast.inputs.source import FormatError, Source, parse_amount, parse_count, read_words, shorten
@@ -64,33 +65,30 @@ def parse_header(line: str) -> SimaiHeader:
         raise FormatError(f"unknown policy {policy}; expected one of {', '.join(POLICIES)}", line=1)
     values: dict[str, object] = {}
     unknown: list[str] = []
-    index = 1
-    while index < len(tokens):
-        match = KEY.fullmatch(tokens[index])
+    words = iter(tokens[1:])
+    for word in words:
+        match = KEY.fullmatch(word)
         if match is None:
-            raise FormatError(f"{shorten(tokens[index])} where a header key such as 'pp:' was expected", line=1)
-        key = match[1] or match[0]
-        index += 1
-        if index >= len(tokens):
+            raise FormatError(f"{shorten(word)} where a header key such as 'pp:' was expected", line=1)
+        key, value = match[1] or match[0], next(words, None)
+        if value is None:
             what = "a count and that many layer numbers" if key in LIST_KEYS else "its value"
             raise FormatError(f"header ends after {key!r}; expected {what}", line=1)
         if key in LIST_KEYS:  # N i1 .. iN
-            announced = parse_count(tokens[index], key, 1)
-            numbers = tokens[index + 1 : index + 1 + announced]
+            announced = parse_count(value, key, 1)
+            numbers = [*islice(words, announced)]
             if len(numbers) < announced:
                 raise FormatError(f"{key} announces {announced} layers but lists {len(numbers)}", line=1)
-            values[key] = tuple(parse_count(token, key, 1) for token in numbers)
-            index += announced
+            values[key] = tuple(parse_count(number, key, 1) for number in numbers)
         elif key in COUNT_KEYS:
-            count, limit = parse_count(tokens[index], key, 1, at_least=1), MOST.get(key, GPUS)
+            count, limit = parse_count(value, key, 1, at_least=1), MOST.get(key, GPUS)
             if count > limit.most:
-                raise FormatError(f"{key} is {tokens[index]}; {limit.message}", line=1)
+                raise FormatError(f"{key} is {value}; {limit.message}", line=1)
             values[COUNT_KEYS[key]] = count
         elif key == "pp_comm":
-            values["boundary_bytes"] = round(parse_amount(tokens[index], key, 1))
+            values["boundary_bytes"] = round(parse_amount(value, key, 1))
         else:
             unknown.append(key)
-        index += 1
     header = SimaiHeader(tokens[0], unknown_keys=tuple(unknown), **values)  # type: ignore[arg-type]
     model_gpus = (header.tp or 1) * (header.pp or 1)
     if header.gpus is not None and header.gpus < model_gpus:
@@ -289,12 +287,7 @@ def fold_layers(layers: Sequence[Layer]) -> tuple[Block, ...]:
 
 def _layer_numbers(layers: Sequence[Layer]) -> list[int]:
     """Return a number for each layer, equal where the layers are; readers share equal layers as one object."""
-    by_object: dict[int, int] = {}
+    objects = {id(layer): layer for layer in layers}
     by_value: dict[Layer, int] = {}
-    ids = []
-    for layer in layers:
-        number = by_object.get(id(layer))
-        if number is None:
-            number = by_object[id(layer)] = by_value.setdefault(layer, len(by_value))
-        ids.append(number)
-    return ids
+    by_object = {key: by_value.setdefault(layer, len(by_value)) for key, layer in objects.items()}
+    return [by_object[id(layer)] for layer in layers]

@@ -44,7 +44,10 @@ class FormatError(ValueError):
 def prefix_errors(
     words: str, path: str | None = None, kinds: tuple[type[Exception], ...] = (ValueError,)
 ) -> Iterator[None]:
-    """Raise errors of these *kinds* as errors that begin with *words*: a FormatError where they are of a file."""
+    """Raise errors of these *kinds* as errors that begin with *words*: a FormatError where they are of a file.
+
+    *path*: that of the file, "" for one that the caller names.
+    """
     try:
         yield
     except kinds as error:
@@ -257,10 +260,7 @@ class Source:
     def each_line(self, errors: str = "strict") -> Iterator[str]:
         """Yield the lines without their ends; a final line end adds no empty line."""
         for slab in self.slabs(errors):
-            lines = slab.split("\n")
-            if not lines[-1]:
-                lines.pop()
-            yield from lines
+            yield from slab.removesuffix("\n").split("\n")
 
 
 def read_most(stream: BinaryIO, limit: Limit, path: str) -> bytes:
@@ -326,15 +326,15 @@ def parse_amount(token: str, name: str, line: int | None) -> float:
     except ValueError:
         raise FormatError(f"{name} is {shorten(token)}; expected a number", line=line) from None
     if not math.isfinite(value):
-        raise FormatError(f"{name} is {token}; expected a finite number", line=line)
+        raise FormatError(f"{name} is {token[:40]}; expected a finite number", line=line)
     if value < 0:
-        raise FormatError(f"{name} is {token}; expected zero or more", line=line)
+        raise FormatError(f"{name} is {token[:40]}; expected zero or more", line=line)
     return value
 
 
-def shorten(text: str, limit: int = 40) -> str:
+def shorten(text: str) -> str:
     """Return *text* quoted for an error message, cut where it is long."""
-    return repr(text if len(text) <= limit else text[: limit - 3] + "...")
+    return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
 Rows = Iterator[tuple[int, list[str]]]  # the line number and the cells of each row

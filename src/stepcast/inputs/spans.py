@@ -226,9 +226,7 @@ class _ExportReader:
                 raise FormatError(f"table {table} has computed columns or long defaults, which are not read", self.path)
         chosen = ", ".join(name if name in known else "NULL" for name in columns)
         for row in self.database.execute(f"SELECT {chosen} FROM {table} {condition}"):
-            for value in row:
-                if isinstance(value, str | bytes):
-                    self.text_left -= len(value)
+            self.text_left -= sum(len(value) for value in row if isinstance(value, str | bytes))
             if self.text_left < 0:
                 raise FormatError("its rows hold far more text than the file has bytes", self.path)
             yield row

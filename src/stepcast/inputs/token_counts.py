@@ -1,7 +1,6 @@
 """Counts of tokens in files: of training samples, counted or estimated from their text, and of experts."""
 
 import json
-import math
 import os
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -9,7 +8,7 @@ from itertools import islice
 
 import msgspec
 
-from stepcast.inputs.source import FormatError, Source, prefix_errors
+from stepcast.inputs.source import FormatError, Source, parse_amount, prefix_errors
 from stepcast.ir.limits import CONFIG, DESCRIPTION
 from stepcast.ir.types import Facts
 
@@ -105,10 +104,8 @@ def read_expert_load(path: str | os.PathLike[str]) -> list[float]:
     """
     path = os.fspath(path)
     data = Source(path).data(CONFIG)
-    try:
+    with prefix_errors(EXPECTED, path, (msgspec.DecodeError, UnicodeDecodeError)):
         values = msgspec.json.decode(data) if data.lstrip()[:1] in (b"[", b"{") else data.decode().split()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FormatError(f"{EXPECTED} ({error})", path) from None
     if isinstance(values, dict):
         groups = values.get("expert_imbalance")
         if isinstance(groups, list) and groups and isinstance(groups[0], dict):
@@ -118,15 +115,8 @@ def read_expert_load(path: str | os.PathLike[str]) -> list[float]:
             values = values.get("tokens_per_expert")
     if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) < 2:
         raise FormatError(EXPECTED, path)
-    numbers = []
-    for value in values:
-        try:
-            number = float(value) if not isinstance(value, bool) else math.nan
-        except (TypeError, ValueError):
-            number = math.nan
-        if not (math.isfinite(number) and number >= 0):
-            raise FormatError(f"{EXPECTED}, not {str(value)[:40]!r}", path)
-        numbers.append(number)
+    with prefix_errors(EXPECTED, path):
+        numbers = [parse_amount(str(value), "a count", None) for value in values]
     if sum(numbers) == 0:
         raise FormatError("all experts have 0 tokens", path)
     return numbers

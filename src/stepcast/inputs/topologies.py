@@ -15,13 +15,14 @@ import msgspec
 from stepcast.inputs.source import DATA, FormatError, Source, prefix_errors, read_toml
 from stepcast.ir.limits import CONFIG, GPUS, LISTED, RESULT
 from stepcast.ir.measured import Wiring, find_fabric
+from stepcast.units import GB, MB
 
 # NCCL's own view of a node, which NCCL_TOPO_DUMP_FILE writes: XML of CPUs, PCI devices, GPUs and NICs.
 # NVIDIA/nccl, src/graph/xml.cc and topo.cc: ``speed`` of a net is in Mb/s, ``tclass`` 0x068000 of an nvlink is
 # an NVSwitch, and the count of links is of that target.
 
 SWITCH_CLASS = "0x068000"
-MEGABIT = 1e6 / 8
+MEGABIT = MB / 8
 DEEPEST = 64
 PCI_DEVICES: Mapping[str, str] = read_toml(DATA / "pci_devices.toml")
 # Compute capability -> one NVLink, each way (NVIDIA's datasheets: 2.0 to 4.0 25 GB/s, 5.0 50 GB/s).
@@ -277,18 +278,14 @@ def read_slurm(source: Source) -> Wiring:
 
 def _slurm_lines(source: Source) -> Iterator[tuple[int, str]]:
     """Yield lines without comments, continued ones joined, with the number of their first."""
-    text_before, first = "", 0
-    for number, line in enumerate(source.text(RESULT).split("\n"), 1):
-        text = line.partition("#")[0].rstrip()
-        first = first or number
-        if text.endswith("\\"):
-            text_before += text[:-1] + " "
-            continue
-        if (text_before + text).strip():
-            yield first, text_before + text
-        text_before, first = "", 0
-    if text_before.strip():
-        yield first, text_before
+    lines = enumerate((line.partition("#")[0].rstrip() for line in source.text(RESULT).split("\n")), 1)
+    for first, line in lines:
+        parts = [line]
+        while parts[-1].endswith("\\"):
+            parts[-1] = parts[-1][:-1]
+            parts.append(next(lines, (0, ""))[1])
+        if text := " ".join(parts).strip():
+            yield first, text
 
 
 def expand_hostlist(expression: str, line: int | None = None) -> list[str]:
@@ -374,8 +371,6 @@ def _tree_wiring(switches: Mapping[str, _SlurmSwitch]) -> Wiring:
     )
 
 
-GB = 1e9
-
 # ASTRA-sim's analytical network (astra-network-analytical, common/NetworkParser): lists with one entry per dimension,
 # the innermost first; GB/s of one direction, nanoseconds.
 DIMENSIONS = re.compile(r"^\s*(topology|npus_count|bandwidth|latency)\s*:\s*\[([^\]\n]*)\]", re.MULTILINE)
@@ -429,8 +424,7 @@ def read_simai(source: Source) -> Wiring:
     if gpus < 1 or count < gpus or count % gpus:
         raise FormatError(f"{count} GPUs are no multiple of {gpus} per server", source.path, 1)
     GPUS.check(count)
-    up: Counter[float] = Counter()
-    out: dict[int, list[float]] = {}
+    up, out = Counter[float](), Counter[float]()  # links of GPUs to NVSwitches and to other switches, by rate
     for number, line in enumerate(lines, 2):
         match = SIMAI_LINK.match(line)
         if match is None:
@@ -442,9 +436,7 @@ def read_simai(source: Source) -> Wiring:
         if gpu < count <= neighbour < count + nvswitches:
             up[rate] += 1
         elif gpu < count <= neighbour:
-            out.setdefault(gpu, []).append(rate)
-    nics = sum(map(len, out.values())) / (count // gpus)
-    rates = Counter(rate for gpu_rates in out.values() for rate in gpu_rates)
+            out[rate] += 1
     several = ("links of one kind have several rates; the usual one counts",)
     return Wiring(
         "SimAI",
@@ -452,10 +444,10 @@ def read_simai(source: Source) -> Wiring:
         gpus=gpus,
         fabric="nvswitch" if up else None,
         fabric_bytes_per_s=up.most_common(1)[0][0] if up else None,
-        nics=round(nics) or None,
-        nic_bytes_per_s=rates.most_common(1)[0][0] if rates else None,
+        nics=round(out.total() / (count // gpus)) or None,
+        nic_bytes_per_s=out.most_common(1)[0][0] if out else None,
         nodes=count // gpus,
-        warnings=several if len(up) > 1 or len(rates) > 1 else (),
+        warnings=several if len(up) > 1 or len(out) > 1 else (),
     )
 
 

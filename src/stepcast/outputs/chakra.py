@@ -124,21 +124,19 @@ def _peer_fields(layout: Layout, communicators: dict[tuple[int, ...], int], peer
 
 def losses(workload: Workload) -> tuple[str, ...]:
     """Name what of *workload* the trace does not hold, or holds where only stepcast reads it."""
-    lost = ["phases, layers and repeats: other programs see the nodes written out"]
     works = {type(op.work) for layer in _layers(workload) for op in layer.all_ops}
-    if works & COMPUTING - {Recorded}:
-        lost.append("shapes: other programs see FLOPs and bytes (num_ops, tensor_size)")
-    if works & {Recorded}:
-        lost.append("times below a microsecond: duration_micros is whole; stepcast.workload is exact")
-    if works & {Collective}:
-        lost.append("kinds of groups: other programs see the ranks of each")
-    if workload.layout.pp > 1 and workload.boundary_bytes is None:
-        lost.append("that messages between stages have no stated size: they are written as large as activations")
-    if any(layer.process_s for layer in _layers(workload)):
-        lost.append("process times, layout, notes: other programs do not read them")
-    if workload.warnings:
-        lost.append("warnings: dropped")
-    return tuple(lost)
+    is_unsized = workload.layout.pp > 1 and workload.boundary_bytes is None
+    has_times = any(layer.process_s for layer in _layers(workload))
+    lost = {
+        "phases, layers and repeats: other programs see the nodes written out": True,
+        "shapes: other programs see FLOPs and bytes (num_ops, tensor_size)": works & COMPUTING - {Recorded},
+        "times below a microsecond: duration_micros is whole; stepcast.workload is exact": Recorded in works,
+        "kinds of groups: other programs see the ranks of each": Collective in works,
+        "that messages between stages have no stated size: they are written as large as activations": is_unsized,
+        "process times, layout, notes: other programs do not read them": has_times,
+        "warnings: dropped": workload.warnings,
+    }
+    return tuple(text for text, is_lost in lost.items() if is_lost)
 
 
 def _layers(workload: Workload) -> Iterator[Layer]:

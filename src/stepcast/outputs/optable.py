@@ -24,16 +24,15 @@ def write(workload: Workload) -> bytes:
 
 def losses(workload: Workload) -> tuple[str, ...]:
     """Return what of *workload* a table does not hold."""
-    lost = []
-    if workload.micro_batches > 1:
-        lost.append(f"micro-batches: one of {workload.micro_batches} is written")
-    if workload.layout.gpus > 1:
-        lost.append(f"layout: a table is read as one GPU, and this ran on {workload.layout.gpus:,}")
-    if len(workload.stages) > 1:
-        lost.append("which stage a row belongs to: the stages follow one another")
-    if any(stage.prologue or stage.epilogue for stage in workload.stages):
-        lost.append("what runs once per step: its rows are among those of the micro-batch")
-    return tuple(lost)
+    micro_batches, gpus, stages = workload.micro_batches, workload.layout.gpus, workload.stages
+    runs_once = any(stage.prologue or stage.epilogue for stage in stages)
+    lost = {
+        f"micro-batches: one of {micro_batches} is written": micro_batches > 1,
+        f"layout: a table is read as one GPU, and this ran on {gpus:,}": gpus > 1,
+        "which stage a row belongs to: the stages follow one another": len(stages) > 1,
+        "what runs once per step: its rows are among those of the micro-batch": runs_once,
+    }
+    return tuple(text for text, is_lost in lost.items() if is_lost)
 
 
 def _phase_cells(layer: Layer, phase: Phase) -> list[str]:

@@ -15,8 +15,6 @@ from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.ir.types import dataclass, pick
 from stepcast.ir.work import Collective, Transfer, Work
 
-CATEGORIES = {kind: kind.name.lower() for kind in SpanKind}
-
 
 @dataclass(frozen=True, eq=False)
 class _TraceLayout:
@@ -97,7 +95,7 @@ def _slices(layout: _TraceLayout, encode: Callable[[object], bytes]) -> Iterator
     timeline, places = layout.timeline, layout.places
     names = [encode(name) for name in timeline.names]
     works = [_work_args(work) for work in timeline.works]
-    categories = [encode(CATEGORIES[kind]) for kind in SpanKind]
+    categories = [encode(kind.name.lower()) for kind in SpanKind]
     arguments: dict[tuple[int, int, int], bytes] = {}
     order = np.lexsort((-layout.end_ns, layout.start_ns))
     columns = (timeline.name_of, layout.thread_of, timeline.kind_of, timeline.work_of, timeline.detail_of)

@@ -207,8 +207,7 @@ class Store(contextlib.AbstractContextManager["Store"]):
     def columns(self) -> list[str]:
         """Return the columns of ``results``."""
         with self._explain_errors():
-            cursor = self.base.execute("SELECT * FROM results LIMIT 0")
-            return [column[0] for column in cursor.description]
+            return [column[0] for column in self.base.execute("SELECT * FROM results LIMIT 0").description]
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of points, of answered ones, and of errors."""
@@ -340,8 +339,7 @@ def status_facts(store: Store) -> FactDict:
     )[0]
     currencies = {DEFAULT_CURRENCY}
     if "currency" in store.columns():
-        rows = store.rows("SELECT DISTINCT currency FROM points")
-        currencies = {row["currency"] or DEFAULT_CURRENCY for row in rows}
+        currencies = {row["currency"] or DEFAULT_CURRENCY for row in store.rows("SELECT DISTINCT currency FROM points")}
     facts["currency"] = currencies.pop() if len(currencies) == 1 else None
     if facts["currency"] is None:  # costs in several currencies are not compared
         facts["least_cost"] = None

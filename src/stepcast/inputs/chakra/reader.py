@@ -18,7 +18,7 @@ from stepcast.inputs.chakra.nodes import COLLECTIVE_OF_TYPE, NONE, WORDS, Chakra
 from stepcast.inputs.chakra.protobuf import Value, WireError, fields, read_attribute, read_varint, text
 from stepcast.inputs.chakra.record import RECORD, decode_workload, read_record
 from stepcast.inputs.kineto.reader import ProcessGroup, group_named
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, prefix_errors
 from stepcast.ir.arrays import BoolArray, IntArray
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.limits import GROUPS, TRACE
@@ -448,10 +448,8 @@ def read_run(sources: Sequence[Source]) -> Workload:
 
 def read_groups(source: Source) -> dict[str, tuple[int, ...]]:
     """Return the ranks of each communicator by its number."""
-    try:
+    with prefix_errors("is no list of ranks by communicator", source.path, (msgspec.DecodeError, UnicodeDecodeError)):
         groups = msgspec.json.decode(source.raw(GROUPS), type=dict[str, tuple[int, ...]])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FormatError(f"{error}; expected a list of ranks for each communicator", source.path) from None
     for name, ranks in groups.items():
         if not ranks or len(set(ranks)) < len(ranks) or not 0 <= min(ranks) <= max(ranks) < MOST_RANK:
             raise FormatError(f"communicator {name!r} is {ranks[:4]!r}...; expected different ranks", source.path)

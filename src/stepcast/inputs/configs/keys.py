@@ -7,7 +7,7 @@ which ``outputs/configs.py`` writes by the same table.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -190,27 +190,24 @@ class Keys:
 
     def share(self, *names: str) -> float | None:
         """Return a number; what follows it on a command line is no part of it."""
-        value = self.raw(*names)
-        try:
-            return None if value is None else float(next(iter(str(value).split()), ""))
-        except ValueError:
-            self._report_unreadable("no number", value, *names)
-            return None
+        return self._float(names)
 
     def number(self, *names: str) -> int | None:
         """Return a whole number; commas may separate its digits."""
+        number = self._float(names, separators="_,")
+        if number is None or number.is_integer():
+            return None if number is None else int(number)
+        self._report_unreadable("no whole number", self.raw(*names), *names)
+        return None
+
+    def _float(self, names: Sequence[str], separators: str = "") -> float | None:
         value = self.raw(*names)
-        if value is None:
-            return None
+        word = next(iter(str(value).split()), "").translate(str.maketrans("", "", separators))
         try:
-            number = float(next(iter(str(value).split()), "").replace("_", "").replace(",", ""))
+            return None if value is None else float(word)
         except ValueError:
             self._report_unreadable("no number", value, *names)
             return None
-        if number.is_integer():
-            return int(number)
-        self._report_unreadable("no whole number", value, *names)
-        return None
 
     def _report_unreadable(self, why: str, value: object, *names: str) -> None:
         """Report the keys whose *value* cannot be what they hold, unless it means no choice."""

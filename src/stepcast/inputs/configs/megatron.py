@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from stepcast.inputs.configs.keys import NO, Keys, Options, OptionValue, RunConfig, given_options, known_keys
+from stepcast.inputs.model_table import shortest_period
 from stepcast.inputs.source import FormatError, read_words
 from stepcast.ir.limits import LAYERS
 from stepcast.ir.types import FactDict, Facts
@@ -152,13 +153,13 @@ def read_sizes(keys: Keys) -> FactDict:
         if digits := _layer_digits(keys, "moe-layer-freq", layers, lambda every: "1" + "0" * (every - 1)):
             dense = re.fullmatch("(0+)1+", digits)
             sizes["moe_dense_layers"] = len(dense[1]) if dense else 0
-            sizes["moe_pattern"] = "1" if dense else _shorten(digits)
+            sizes["moe_pattern"] = "1" if dense else "".join(shortest_period(digits))
         limits = [keys.number(f"moe-router-{name}") for name in ("num-groups", "group-topk")]
         if all(limits) or "hidden-size" in keys:  # without these arguments routing is not limited
             sizes["moe_groups"], sizes["moe_top_groups"] = limits if all(limits) else (1, 1)
     digits = _layer_digits(keys, "window-attn-skip-freq", layers, lambda every: "1" * (every - 1) + "0")
     if window and "1" in (digits or "1"):
-        sizes["window_pattern"] = _shorten(digits)
+        sizes["window_pattern"] = "".join(shortest_period(digits))
     else:
         sizes["window"] = None
     if is_latent:
@@ -189,12 +190,6 @@ def _layer_digits(keys: Keys, name: str, layers: int | None, repeat: Callable[[i
     if layers is not None and len(digits) != layers:
         raise FormatError(f"{name} lists {len(digits)} layers of {layers} (Megatron-LM refuses it too)")
     return digits
-
-
-def _shorten(digits: str) -> str:
-    """Return as few of the *digits* as repeat."""
-    repeated = (digits[:size] * -(-len(digits) // size) for size in range(1, len(digits) + 1))
-    return digits[: next((size for size, text in enumerate(repeated, 1) if text.startswith(digits)), 0)]
 
 
 def _evaluate(node: ast.expr) -> int | list[int]:

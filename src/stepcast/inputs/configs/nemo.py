@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from stepcast.inputs.configs.keys import Keys, RunConfig, closest, flat
 from stepcast.inputs.configs.megatron import fill_sizes, read_options, read_sizes
 from stepcast.inputs.source import read_words
+from stepcast.ir.types import group_by_key
 
 RENAMED = read_words("configs")["nemo"]
 # Tables whose keys mean the same as Megatron's arguments.
@@ -65,10 +66,7 @@ class _NestedKeys(Keys):
                     self.values[name] = int(product[1]) * int(product[2])
                 elif "${" not in text:
                     self.values[name] = text
-        self._names_of_alias: dict[str, list[str]] = {}
-        for name in self.values:
-            for alias in _aliases(name):
-                self._names_of_alias.setdefault(alias, []).append(name)
+        self._names_of_alias = group_by_key((alias, name) for name in self.values for alias in _aliases(name))
 
     def __contains__(self, name: str) -> bool:
         return name in self._names_of_alias

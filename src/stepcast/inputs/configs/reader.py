@@ -10,7 +10,7 @@ import msgspec
 from stepcast.inputs.configs import megatron, nemo, peers, torchtitan, tuning
 from stepcast.inputs.configs.keys import RunConfig
 from stepcast.inputs.configs.shell import read_flags
-from stepcast.inputs.source import FormatError, Source, parse_toml, read_words
+from stepcast.inputs.source import FormatError, Source, parse_toml, prefix_errors, read_words
 from stepcast.inputs.table import refuse_known
 from stepcast.ir.limits import DESCRIPTION
 
@@ -114,10 +114,8 @@ def _add_files(table: Table, folder: str | None, depth: int = 0) -> Table:
 
 
 def parse_json(text: str) -> dict[str, object]:
-    try:
+    with prefix_errors("not valid JSON", "", (msgspec.DecodeError, RecursionError)):
         table = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise FormatError(f"not valid JSON: {error}") from None
     if not isinstance(table, dict):
         raise FormatError("holds no JSON object")
     return table

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 
 from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, flat, given_options, is_on, known_keys
-from stepcast.inputs.source import FormatError, read_words
+from stepcast.inputs.source import FormatError, prefix_errors, read_words
 from stepcast.ir.limits import SCRIPT
 
 DEEPSPEED = "deepspeed-transformers"
@@ -265,10 +265,9 @@ def parse_python(text: str) -> dict[str, object]:
     """Return the arguments that a Python script passes to Trainer, TRL, peft or Unsloth, without running it."""
     if len(text) > SCRIPT.most:
         raise FormatError(f"{SCRIPT.message}; is it a training script?")
-    try:
+    unreadable = (SyntaxError, ValueError, RecursionError, MemoryError)
+    with prefix_errors("is not a Python script that can be read", "", unreadable):
         tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise FormatError(f"is not a Python script that can be read: {error}") from None
     known = {
         target.id: node.value
         for node in ast.walk(tree)

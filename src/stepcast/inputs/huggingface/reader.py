@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from stepcast.inputs.configs.peers import as_hugging_face
-from stepcast.inputs.model_table import build_model
+from stepcast.inputs.model_table import build_model, shortest_period
 from stepcast.inputs.source import DATA, FormatError, Source, read_toml, read_words
 from stepcast.ir.architecture import MOST_LAYERS
 from stepcast.ir.limits import CONFIG
@@ -135,13 +135,6 @@ class ConfigTable:
             if type(layer) is not int or not 0 <= layer < layers:
                 raise FormatError(f"{name} names {quote_value(layer)}; there are {layers} layers")
         return {layer for layer in numbers if isinstance(layer, int)}
-
-
-def shortest_period(pattern: Sequence[bool]) -> tuple[bool, ...]:
-    """Return the shortest beginning of *pattern* that, repeated, gives all of it."""
-    lengths = range(1, min(len(pattern), 64))
-    repeats = (length for length in lengths if all(pattern[i] == pattern[i % length] for i in range(len(pattern))))
-    return tuple(pattern[: next(repeats, len(pattern))])
 
 
 PUBLISHED = ("fp8", "mxfp4")  # methods of quantisation that are formats of generation
@@ -456,8 +449,7 @@ def read_config(data: bytes | str, name: str) -> Model:
             note, known = f"quantization_config ({quote_value(method)}) of the model", method in PUBLISHED
             use = "is that of 'stepcast generate', not of training" if known else "is not read"
             unread = (f"{note} {use}: options state the format of weights",)
-            stored = method if known else model.published_weights
-            model = replace(model, unread=unread, published_weights=stored)
+            model = replace(model, unread=unread, published_weights=method if known else model.published_weights)
         scaling = keys.find("rope_scaling", "rope_parameters")[1]
         is_yarn = isinstance(scaling, dict) and "yarn" in (scaling.get("rope_type"), scaling.get("type"))
         if model.position.kind is PositionKind.ROTARY and model.latent is None and is_yarn:

@@ -15,10 +15,10 @@ import numpy as np
 
 from stepcast.inputs.kineto.stream import EventStream, TraceEvent
 from stepcast.inputs.source import FormatError, Source, read_words
-from stepcast.ir.arrays import Int32Array
+from stepcast.ir.arrays import FloatArray, Int32Array
 from stepcast.ir.layout import Group
 from stepcast.ir.timeline import NONE, SpanKind, Timeline, TimelineBuilder
-from stepcast.ir.types import DType, dataclass
+from stepcast.ir.types import DType, FactDict, Facts, dataclass
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer, Work
 from stepcast.units import NS, US
 
@@ -343,7 +343,7 @@ class RankColumns:
             [builder.lane(rank, name) for rank, (_, name) in zip(ranks, self._lanes, strict=True)] or [0], np.int32
         )
         start_us, duration_us = np.frombuffer(self._start_us), np.frombuffer(self._duration_us)
-        lane_of = np.frombuffer(self._columns["lane"], dtype=np.int32)
+        name_of, lane_of, kind_of = (np.frombuffer(column, dtype=np.int32) for column in self._columns.values())
         works, details = dict[Work, int](), dict[Details, int]()
         work_of, detail_of = (np.full(len(self), NONE, dtype=np.int32) for _ in range(2))
         for row, (name, args) in self._communications.items():
@@ -353,28 +353,27 @@ class RankColumns:
                 work_of[row] = works.setdefault(work, len(works))
         builder.add_columns(
             tuple(self._names),
-            np.frombuffer(self._columns["name"], dtype=np.int32),
+            name_of,
             lanes[lane_of],
-            np.frombuffer(self._columns["kind"], dtype=np.int32),
+            kind_of,
             start_us * US + offset_s,
             duration_us * US,
             works=tuple(works),
             work_of=work_of,
             details=tuple(details),
             detail_of=detail_of,
-            parent_of=self._parents(lane_of),
-            flows=self._launches(),
+            parent_of=self._parents(lane_of, start_us, duration_us),
+            flows=self._launches(kind_of, start_us),
         )
 
-    def _launches(self) -> Int32Array:
+    def _launches(self, kind_of: Int32Array, start_us: FloatArray) -> Int32Array:
         """Return each launch with the work it launched: they carry the same correlation."""
         correlation = np.frombuffer(self._correlation, dtype=np.int64)
-        kind = np.frombuffer(self._columns["kind"], dtype=np.int32)
         known = np.flatnonzero(correlation != NONE)
-        calls = known[kind[known] == SpanKind.HOST]
-        work = known[kind[known] != SpanKind.HOST]
+        calls = known[kind_of[known] == SpanKind.HOST]
+        work = known[kind_of[known] != SpanKind.HOST]
         # The outermost call, where one call makes another.
-        calls = calls[np.lexsort((np.frombuffer(self._start_us)[calls], correlation[calls]))]
+        calls = calls[np.lexsort((start_us[calls], correlation[calls]))]
         if not len(calls):
             return np.zeros((0, 2), np.int32)
         positions = np.searchsorted(correlation[calls], correlation[work])
@@ -382,31 +381,26 @@ class RankColumns:
         is_launched = correlation[launch] == correlation[work]
         return np.stack([launch[is_launched], work[is_launched]], axis=1).astype(np.int32)
 
-    def _parents(self, lane_of: Int32Array) -> Int32Array:
+    def _parents(self, lane_of: Int32Array, start_us: FloatArray, duration_us: FloatArray) -> Int32Array:
         """Return for each host event its caller: the innermost event around it in its thread."""
         parent_of = np.full(len(self), NONE, dtype=np.int32)
-        start_us, duration_us = np.frombuffer(self._start_us), np.frombuffer(self._duration_us)
         for (_, name), lane in self._lanes.items():
             if not name.startswith("cpu thread"):
                 continue
             rows = np.flatnonzero(lane_of == lane)
             # Longer first where two start together: the caller encloses the callee.
             rows = rows[np.lexsort((-duration_us[rows], start_us[rows]))]
-            starts = start_us[rows].tolist()
             ends = (start_us[rows] + duration_us[rows]).tolist()
             around: list[int] = []
             parents = []
-            for index, start in enumerate(starts):
-                while around and ends[around[-1]] <= start:
-                    around.pop()
+            for index, start in enumerate(start_us[rows].tolist()):
                 # An event that outlasts the one before it only overlaps: the profiler's clock slipped.
-                while around and ends[around[-1]] < ends[index]:
+                while around and (ends[around[-1]] <= start or ends[around[-1]] < ends[index]):
                     around.pop()
                 parents.append(around[-1] if around else NONE)
                 around.append(index)
-            if len(rows):
-                indices = np.array(parents, dtype=np.int32)
-                parent_of[rows] = np.where(indices == NONE, NONE, rows[indices])
+            indices = np.array(parents, dtype=np.int32)
+            parent_of[rows] = np.where(indices == NONE, NONE, rows[indices])
         return parent_of
 
 
@@ -414,6 +408,7 @@ BARE_EVENT = re.compile(r'\[\s*\{[^{}]{0,2000}"ph"\s*:\s*"[A-Za-z]"')
 FILE_RANK = re.compile(r"rank[-_.]?(\d{1,7})(?!\d)", re.IGNORECASE)
 GROUPS = msgspec.json.Decoder(list[ProcessGroup])
 MOST_RANKS = 10_000_000
+RUN_KEYS = ("pytorch_version", "cuda_runtime_version", "cuda_driver_version", "host_name")
 
 
 def looks_like(head: str) -> bool:
@@ -437,7 +432,9 @@ def read_run(sources: Sequence[Source]) -> Timeline:
         for events in stream:
             columns.add(events)
         metadata = stream.metadata
-        communicators = _communicators(metadata, source, order)
+        info = metadata.get("distributedInfo")
+        info = info if isinstance(info, dict) else {}
+        communicators = _communicators(info, source, order)
         rank = communicators.rank
         if rank in files:
             raise FormatError(f"is of rank {rank}, as is {files[rank]}; expected one trace per rank", source.path)
@@ -453,7 +450,7 @@ def read_run(sources: Sequence[Source]) -> Timeline:
         steps = max(steps, columns.steps)
         world_size = communicators.world_size or world_size
         devices |= dict.fromkeys(stream.device_names())
-        facts |= _run_facts(metadata, communicators)
+        facts |= _run_facts(metadata, info, communicators)
     if not len(builder):
         raise FormatError("has no events with a start and a duration; expected a profiler trace", sources[0].path)
     facts = {"steps": steps} | facts
@@ -469,31 +466,23 @@ def read_run(sources: Sequence[Source]) -> Timeline:
     )
 
 
-def _communicators(metadata: Mapping[str, object], source: Source, order: int) -> Communicators:
+def _communicators(info: Mapping[str, object], source: Source, order: int) -> Communicators:
     """Return rank and process groups: from distributedInfo, else the rank in the file's name, else its place."""
-    info = metadata.get("distributedInfo")
-    info = info if isinstance(info, dict) else {}
     rank = _count(info.get("rank"))
     if rank is None or rank >= MOST_RANKS:
         match = FILE_RANK.search(PurePath(source.path).name)
         rank = int(match[1]) if match else order
-    try:
-        groups = GROUPS.decode(msgspec.json.encode(info.get("pg_config") or []))
-    except (msgspec.DecodeError, ValueError):
-        groups = []
+    groups = decode_args(GROUPS, msgspec.json.encode(info.get("pg_config") or []), [])
     world_size = min(_count(info.get("world_size")) or 0, MOST_RANKS)
     return Communicators(rank, world_size, {str(group.pg_name): group for group in groups})
 
 
-def _run_facts(metadata: Mapping[str, object], communicators: Communicators) -> dict[str, object]:
-    """Return the facts of the job in the trace's header, in the words of the glossary."""
-    facts: dict[str, object] = {"world_size": communicators.world_size} if communicators.world_size else {}
-    info = metadata.get("distributedInfo")
-    for table, keys in (
-        (info if isinstance(info, dict) else {}, ("backend", "nccl_version")),
-        (metadata, ("pytorch_version", "cuda_runtime_version", "cuda_driver_version", "host_name")),
-    ):
-        facts |= {key: table[key] for key in keys if isinstance(table.get(key), str | int)}
+def _run_facts(metadata: Facts, info: Facts, communicators: Communicators) -> FactDict:
+    """Return the facts of the job in the trace's header and its *info*, in the words of the glossary."""
+    facts: FactDict = {"world_size": communicators.world_size} if communicators.world_size else {}
+    stated = {key: info.get(key) for key in ("backend", "nccl_version")}
+    stated |= {key: metadata.get(key) for key in RUN_KEYS}
+    facts |= {key: value for key, value in stated.items() if isinstance(value, str | int)}
     if groups := communicators.groups:
         facts["process_groups"] = {
             name: {"description": group.pg_desc, "ranks": len(group.ranks)} for name, group in groups.items()

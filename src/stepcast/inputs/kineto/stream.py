@@ -18,6 +18,7 @@ LONGEST_PIECE_BYTES = 64 * 2**20  # of one event, or of what precedes the events
 
 # Strings, brackets, and a quote that opens a string whose end is not there.
 TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]|"', re.DOTALL)
+STEPS = {b"{": 1, b"[": 1, b"}": -1, b"]": -1}  # by how much a bracket changes the depth
 FIRST_KEY = re.compile(rb'\s*\{\s*("[^"\\]*")\s*:')
 EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 # C++ streams write these where a number is not finite; JSON has no word for it.
@@ -203,19 +204,21 @@ class EventStream:
         return True
 
 
-def _find_events_key(text: bytes) -> tuple[int, int] | None:
-    """Return where the top-level key traceEvents begins and where its array's content does."""
+def _walk(text: bytes) -> Iterator[tuple[re.Match[bytes], int]]:
+    """Yield strings and brackets with the depth after each, up to a string whose end is not there."""
     depth = 0
     for token in TOKEN.finditer(text):
-        match token[0]:
-            case b"{" | b"[":
-                depth += 1
-            case b"}" | b"]":
-                depth -= 1
-            case b'"traceEvents"' if depth == 1 and (match := EVENTS_KEY.match(text, token.start())):
-                return token.start(), match.end()
-            case b'"':
-                return None
+        if token[0] == b'"':
+            return
+        depth += STEPS.get(token[0], 0)
+        yield token, depth
+
+
+def _find_events_key(text: bytes) -> tuple[int, int] | None:
+    """Return where the top-level key traceEvents begins and where its array's content does."""
+    for token, depth in _walk(text):
+        if depth == 1 and token[0] == b'"traceEvents"' and (match := EVENTS_KEY.match(text, token.start())):
+            return token.start(), match.end()
     return None
 
 
@@ -236,17 +239,10 @@ def _likely_boundaries(text: bytes) -> Iterator[int]:
 
 def _scan(text: bytes) -> tuple[int, int]:
     """Return the end of the last complete event, exactly, and the position of the closing bracket, or -1."""
-    depth, complete = 0, 0
-    for token in TOKEN.finditer(text):
-        match token[0]:
-            case b"{" | b"[":
-                depth += 1
-            case b"}" | b"]":
-                if depth == 0:
-                    return complete, token.start()
-                depth -= 1
-                if depth == 0:
-                    complete = token.end()
-            case b'"':
-                break
+    complete = 0
+    for token, depth in _walk(text):
+        if depth < 0:
+            return complete, token.start()
+        if depth == 0 and token[0] in STEPS:
+            complete = token.end()
     return complete, -1
