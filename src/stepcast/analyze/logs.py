@@ -335,10 +335,8 @@ def _device_time(timeline: Timeline, device: int) -> DeviceTime:
 
 
 def _marked_ranges(timeline: Timeline, ranges: dict[str, list[int]]) -> MarkedRanges | None:
-    named = {name: rows for name, rows in ranges.items() if STEP_NAME.search(name)}
-    if not named:
-        return None
-    name, rows = max(named.items(), key=lambda pair: len(pair[1]))
+    named = ((name, rows) for name, rows in ranges.items() if STEP_NAME.search(name))
+    name, rows = max(named, key=lambda pair: len(pair[1]), default=("", []))
     if len(rows) < FEWEST_STEPS:
         return None
     by_lane = group_by_key((int(timeline.lane_of[row]), float(timeline.start_s[row])) for row in rows)

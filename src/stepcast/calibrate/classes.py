@@ -19,7 +19,7 @@ from stepcast.cost.power import ALONE, Load, energy_seen
 from stepcast.hardware import Gpu, load_gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.measured import OperatorTimes
-from stepcast.ir.types import FactDict, dataclass, group_by_key
+from stepcast.ir.types import FactDict, dataclass, group_by_key, require
 from stepcast.ir.work import Attention, Matmul
 from stepcast.pytorch.profile import Case, Document, MeasuredPoints, to_toml
 
@@ -179,8 +179,7 @@ def calibrate_operators(measured: Sequence[OperatorTimes], gpu_name: str | None,
         replace(entry, correction=replace(entry.correction, least_s=0.0)) if "least_s" in entry.unidentified else entry
         for entry in fit_classes(cases, points.seconds, gpu, default_fit(), load, least=1)
     ]
-    if not fitted:
-        raise ValueError(f"{where}: no operator of a known kind; expected matmuls, attention or others")
+    require(bool(fitted), f"{where}: no operator of a known kind; expected matmuls, attention or others")
     warnings = _warnings(measured, fitted, in_step=share is not None)
     with suppress(ValueError):  # no device, or one that is not in the catalogue
         if (named := gpu_of(None, devices, where).name) != gpu.name:

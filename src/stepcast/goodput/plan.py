@@ -4,6 +4,7 @@ An operation is failures, checkpoints, restarts, stragglers and power; failure p
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import reduce
@@ -22,9 +23,8 @@ from stepcast.goodput.process import (
     simulate_runs,
     young_s,
 )
-from stepcast.hardware.catalog import CatalogError, Description, data_names, flat
-from stepcast.inputs.source import DATA, FormatError, Source
-from stepcast.ir.limits import DESCRIPTION
+from stepcast.hardware.catalog import CatalogError, Description, data_names, flat, read_chained
+from stepcast.inputs.source import DATA
 from stepcast.ir.tables import Share, convert_table
 from stepcast.ir.types import FactDict, Facts, dataclass, pick, require
 from stepcast.units import DAY, DEFAULT_CURRENCY, GB, HOUR, MINUTE, format_percent, nearest, parse_duration_s
@@ -177,18 +177,16 @@ KEYS = {
 
 def load_failures(name_or_path: str) -> tuple[Failures, Restart]:
     """Return the failures and restart times of data/failures/NAME.toml or of a file of the same form."""
-    name, known, path, file = name_or_path.lower(), data_names("failures"), Path(name_or_path), name_or_path
+    name, known, path, file = name_or_path.lower(), data_names("failures"), name_or_path, name_or_path
     if name == NONE:
         return NO_FAILURES, Restart()
     if not name_or_path.endswith(".toml"):
         if name not in known:
             problem = f"failure profile {name_or_path!r} is not known{nearest(name, [*known, NONE])}"
             raise CatalogError("", "", problem)
-        path, file = DATA / "failures" / f"{name}.toml", f"{name}.toml"
-    try:
-        described = Description.parse(Source(path).text(DESCRIPTION), file)
-    except FormatError as error:
-        raise CatalogError(file, "", error.message) from None
+        path, file = str(DATA / "failures" / f"{name}.toml"), f"{name}.toml"
+    text, _ = read_chained(path, (), "", "")
+    described = Description.parse(text, file)
     values = flat(described.table)
     described.check_keys(values, [*KEYS])
     fields = FactDict()
@@ -206,7 +204,7 @@ def load_failures(name_or_path: str) -> tuple[Failures, Restart]:
     restart = {name: fields.pop(name) for name in Restart.__slots__ if name in fields}
     sources = {key: str(value) for key, value in described.sources.items()}
     try:
-        return replace(NO_FAILURES, name=path.stem, sources=sources, **fields), Restart(**restart)
+        return replace(NO_FAILURES, name=Path(path).stem, sources=sources, **fields), Restart(**restart)
     except ValueError as error:
         raise CatalogError(file, "", str(error)) from None
 
@@ -480,13 +478,7 @@ def plan_alternatives(
 
 def steps_within(phase: TrainingPhase, operation: Operation, available_s: float) -> int:
     """Return the mean number of steps that finish within *available_s*."""
-    low, high = 0, int(available_s / phase.step_s)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if expect_split(build_process(replace(phase, steps=middle), operation)).total_s <= available_s:
-            low = middle
-        else:
-            high = middle - 1
-    if not low:
-        raise ValueError("not one step finishes in that time")
-    return low
+    counts = range(1, int(available_s / phase.step_s) + 1)
+    steps = bisect_right(counts, available_s, key=lambda steps: expected_s([replace(phase, steps=steps)], operation))
+    require(steps > 0, "not one step finishes in that time")
+    return steps

@@ -90,8 +90,7 @@ class ConstantsFit:
 
 def fit(observations: Sequence[Observation], machine: Machine) -> ConstantsFit:
     """Return the constants that explain *observations* best."""
-    if not observations:
-        raise ValueError("no runs to calibrate on")
+    require(bool(observations), "no runs to calibrate on")
     known = [run.efficiency for run in observations if run.efficiency is not None]
     efficiency = median(known) if known else GUESS.matmul_efficiency
 

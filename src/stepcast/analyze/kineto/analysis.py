@@ -16,7 +16,7 @@ from stepcast.analyze.kineto.rank import GroupTimes, RankLanes, RankTime, marked
 from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks, longest_names, median_of_known
 from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
-from stepcast.ir.types import pick
+from stepcast.ir.types import pick, require
 from stepcast.ir.work import Collective, Transfer, bus_factor
 from stepcast.units import format_percent, format_seconds
 from stepcast.views.declared import phrase, phrases
@@ -305,8 +305,7 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
         for rank in timeline.ranks
         if (time := rank_time(lanes, rank, matching.wait_s.get(rank), matching.transfer_s.get(rank)))
     ]
-    if not times:
-        raise ValueError(f"{timeline.source}: holds no work of a GPU or a CPU thread to analyse")
+    require(bool(times), f"{timeline.source}: holds no work of a GPU or a CPU thread to analyse")
     ranks = [rank for rank, _ in times]
 
     def mean(name: str) -> float:

@@ -106,10 +106,8 @@ def _steps_of_rank(lanes: RankLanes, rank: int, in_steps: BoolArray) -> Interval
         earlier, own = rows[when_s < first_s[0]], rows[in_steps[rows]]
         if len(earlier) and len(own):
             start_s[0] = max(first_s[0], min(timeline.end_s[earlier].max(), timeline.start_s[own].min()))
-    for number in range(len(marks)):
-        if number:
-            start_s[number] = max(start_s[number], end_s[number - 1])
-        end_s[number] = max(end_s[number], start_s[number])
+    end_s = np.maximum.accumulate(np.maximum(start_s, end_s))
+    start_s[1:] = np.maximum(start_s[1:], end_s[:-1])
     return Intervals(start_s, end_s)
 
 

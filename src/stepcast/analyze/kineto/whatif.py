@@ -24,7 +24,7 @@ from stepcast.analyze.replay import WhatIfError, parse_factor, split_change
 from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
-from stepcast.ir.types import dataclass
+from stepcast.ir.types import dataclass, require
 from stepcast.ir.work import Collective, Transfer
 from stepcast.views.declared import phrase, phrases
 
@@ -321,8 +321,7 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
     lanes = marked_lanes(timeline)
     timeline, matching = lanes.timeline, MatchedCollectives(lanes.timeline)
     scripts = [script for rank in timeline.ranks if (script := build_script(lanes, rank, matching))]
-    if not scripts:
-        raise ValueError(f"{timeline.source}: holds no work of a GPU to replay")
+    require(bool(scripts), f"{timeline.source}: holds no work of a GPU to replay")
     pairs = [split_change(text, KNOWN) for text in changes]
     assumptions = _list_assumptions(pairs, scripts)
     keys = {key for key, _ in pairs}

@@ -13,7 +13,7 @@ from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.generate.flops import model_flops
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.types import DType, group_by_key
+from stepcast.ir.types import DType, group_by_key, require
 from stepcast.units import GIB, format_percent
 from stepcast.validate import scoreboard
 from stepcast.validate.published.setup import (
@@ -115,8 +115,7 @@ def compare_records(records: Iterable[Record]) -> PublishedRows:
         setup = read_setup(record)
         if setup.run.out_of_memory or setup.run.peak_memory_gib is not None:
             memories.append(memory_row(setup))
-        if setup.run.out_of_memory:
-            raise ValueError("ran out of memory: compared for memory alone")
+        require(not setup.run.out_of_memory, "ran out of memory: compared for memory alone")
         run, strategy = setup.run, setup.strategy
         key = (setup.model, strategy, setup.framework, setup.cluster)
         measured_s = measure_step_s(setup)

@@ -364,8 +364,7 @@ def _layout(run: PublishedRun) -> Layout:
     if layout.gpus != run.gpus:
         # Some tables count context parallel ranks among dp.
         dp, rest = divmod(run.gpus, layout.tp * layout.cp * layout.pp)
-        if rest or not dp:
-            raise ValueError("tp x cp x pp x dp does not make the number of GPUs")
+        require(not rest and dp > 0, "tp x cp x pp x dp does not make the number of GPUs")
         layout = replace(layout, dp=dp)
     return layout
 
