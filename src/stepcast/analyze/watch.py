@@ -14,7 +14,7 @@ import msgspec
 from stepcast.analyze.compare import identity_of
 from stepcast.analyze.result import SLOW_FACTOR, find_slow
 from stepcast.ir.measured import LoggedScore, LoggedStep, LoggedTimer
-from stepcast.ir.types import FactDict, Facts
+from stepcast.ir.types import FactDict, Facts, sum_by_key
 from stepcast.units import format_change, format_seconds
 from stepcast.views.view import NAMES
 
@@ -137,12 +137,9 @@ class StepWatch:
             yield from self._raise_or_clear(recent_s > high_s, alert)
 
     def _judge_timers(self, step: int) -> Iterator[WatchAlert]:
-        compute_s: dict[int, float] = defaultdict(float)
-        for name, ranks in self._ranks.items():
-            self._timers[name] = min(ranks.values())
-            if COMPUTE.fullmatch(name):
-                for rank, seconds in ranks.items():
-                    compute_s[rank] += seconds
+        self._timers |= {name: min(ranks.values()) for name, ranks in self._ranks.items()}
+        computes = (ranks for name, ranks in self._ranks.items() if COMPUTE.fullmatch(name))
+        compute_s = sum_by_key(pair for ranks in computes for pair in ranks.items())
         slow = {rank: factor for rank, factor, _ in find_slow(compute_s)}
         for rank in compute_s:
             factor = slow.get(rank, 1.0)

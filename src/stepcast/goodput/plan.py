@@ -193,12 +193,11 @@ def load_failures(name_or_path: str) -> tuple[Failures, Restart]:
     for key, value in values.items():
         field_name = KEYS[key]
         try:
-            if not field_name.endswith("_s"):
-                fields[field_name] = convert_table(value, Share if field_name == "broken_share" else str)
-            elif isinstance(value, str):
-                fields[field_name] = parse_duration_s(value.replace("_", ""))
+            if field_name.endswith("_s"):
+                require(isinstance(value, str), f'{value!r} has no unit; write it like "500 h"')
+                fields[field_name] = parse_duration_s(str(value).replace("_", ""))
             else:
-                raise ValueError(f'{value!r} has no unit; write it like "500 h"')
+                fields[field_name] = convert_table(value, Share if field_name == "broken_share" else str)
         except ValueError as error:
             raise described.error(key, str(error)) from None
     restart = {name: fields.pop(name) for name in Restart.__slots__ if name in fields}

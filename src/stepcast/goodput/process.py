@@ -375,10 +375,8 @@ class _RunSimulation:
         self.shrinks = process.repairs and process.shortage is Shortage.SHRINK
         spares = process.spares or 0
         # How many nodes can be under repair at once: one more than the spares stops a waiting job.
-        most = min(spares, process.most_missing) + 1 if process.repairs else 0
-        if self.shrinks:
-            nodes = math.ceil(process.replicas * process.nodes_per_replica)
-            most = min(spares + nodes, process.most_missing) + 1
+        nodes = math.ceil(process.replicas * process.nodes_per_replica) if self.shrinks else 0
+        most = min(spares + nodes, process.most_missing) + 1 if process.repairs else 0
         # The time each node under repair returns; a place with a past time is free.
         self.back_s = np.zeros((runs, most))
         self.speeds = np.array([process.speed(count - spares) for count in range(most + 1)])

@@ -33,7 +33,7 @@ from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.model import Model
 from stepcast.ir.progress import report_progress
 from stepcast.ir.step import LEVEL
-from stepcast.ir.types import dataclass, require
+from stepcast.ir.types import dataclass, pick, require
 from stepcast.ir.work import Compute
 
 Item = TypeVar("Item")
@@ -287,15 +287,12 @@ def build_scoreboard(measurements: Measurements) -> Scoreboard:
     worst = np.argsort(-np.abs(table.error), kind="stable")[:WORST]
     return Scoreboard(
         summary=summarise(measured_s, predicted_s, inside),
-        skipped=measurements.skipped,
         groups={tag: group for tag, group in groups.items() if len(group) > 1},
         selections={
             name: summary for name, mask in measurements.selections.items() if (summary := summarise_rows(mask))
         },
         worst=tuple(table.row(int(index)) for index in worst),
-        figures=measurements.figures,
-        notes=measurements.notes,
-        unit=measurements.unit,
+        **pick(measurements, "skipped figures notes unit"),
     )
 
 

@@ -25,7 +25,6 @@ from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.types import dataclass, require
-from stepcast.ir.work import Collective, Transfer
 from stepcast.views.declared import phrase, phrases
 
 RESOLUTION_S = 1e-9  # of the times of a trace
@@ -208,12 +207,8 @@ def build_script(lanes: RankLanes, rank: int, matching: MatchedCollectives) -> R
     waits_for, gap_s = _find_dependencies(begin_s, end_s, stream, issued_s + lag_s)
     row_names = tuple(timeline.names[name] for name in timeline.name_of[rows].tolist())
     stays_eager = in_optimizer | kernels.rows_of_unfused(timeline, calls)
-    works = [timeline.works[work] if work != NONE else None for work in timeline.work_of[rows].tolist()]
-    is_comm = timeline.kind_of[rows] == SpanKind.COMMUNICATION
-    groups = tuple(
-        str(work.group) if isinstance(work, Collective | Transfer) else "unknown" if comm else ""
-        for work, comm in zip(works, is_comm.tolist(), strict=True)
-    )
+    groups = np.array([*lanes.groups, ""])[lanes.group_of_work[timeline.work_of[rows]]]
+    is_unknown = (groups == "") & (timeline.kind_of[rows] == SpanKind.COMMUNICATION)
     return RankScript(
         rank=rank,
         steps=max(time[0].steps, 1),
@@ -228,7 +223,7 @@ def build_script(lanes: RankLanes, rank: int, matching: MatchedCollectives) -> R
         gap_s=gap_s,
         names=row_names,
         can_fuse=np.array([kernels.is_fusible(name) for name in row_names], dtype=bool) & ~stays_eager[call],
-        groups=groups,
+        groups=tuple(np.where(is_unknown, "unknown", groups).tolist()),
         work_s=work_s,
         loading_s=np.minimum(loading_s, work_s),
         call_s=own_call_s,

@@ -144,9 +144,8 @@ def _operation_event(span: Span, layout: Layout, seen: Counter[Key]) -> RankEven
     if group is None:
         return None
     kind = work.kind if isinstance(work, Collective) else CollectiveKind.ALL_REDUCE
-    return _event(
-        span, name, group, kind, (group, members(rank, group, layout), name, batch, _count(seen, rank, name, batch))
-    )
+    key = (group, members(rank, group, layout), name, batch, _count(seen, rank, name, batch))
+    return _event(span, name, group, kind, key)
 
 
 def _part_event(span: Span, operation: TraceOperation, layout: Layout, seen: Counter[Key]) -> RankEvent:
