@@ -235,9 +235,7 @@ def find_shortfalls(log: MeasuredSweep) -> list[SweepFinding]:
         return [tcp]
     findings = []
     for part in (Range.LARGE, Range.MIDDLE, Range.SMALL):
-        reached = log.mean_reached(part)
-        if reached is None:
-            continue
+        reached = log.mean_reached(part) or 1.0  # a range without sizes has no shortfall
         if reached < SHORT[part]:
             findings.append(_explain(log, part, reached))
         elif reached > BEYOND and part is Range.LARGE:

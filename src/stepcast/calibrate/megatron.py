@@ -169,9 +169,8 @@ def link_points(traffic: Sequence[MeetingTraffic]) -> list[LinkPoint]:
         if seconds is None and row.count > 1 and row.kind != "message":
             # Without peers: the shortest of several waited least.
             seconds = row.shortest_s
-        if row.kind not in COLLECTIVES or row.overlapped or row.ranks < 2 or not row.size_bytes:
-            continue
-        if seconds is not None and seconds >= SHORTEST_S:
+        used_alone = row.kind in COLLECTIVES and not row.overlapped and row.ranks >= 2
+        if used_alone and row.size_bytes and seconds is not None and seconds >= SHORTEST_S:
             point = LinkPoint(row.group, row.kind, row.ranks, row.size_bytes, seconds)
             points.setdefault((row.group, row.name, row.size_bytes), point)
     return list(points.values())

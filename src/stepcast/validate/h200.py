@@ -138,12 +138,9 @@ def measure_h200(folder: str) -> scoreboard.Measurements:
     path = Path(folder)
     files = sorted(file for name in FILES for file in path.glob(name)) if path.is_dir() else [path]
     require(bool(files), f"{path}: no csv files; expected ops.csv, blocks.csv or models.csv as in the h200 set")
-    rows: list[scoreboard.ScoredRow] = []
     skipped: Counter[str] = Counter()
     peaks: list[scoreboard.Pair] = []
-    for file in files:
-        rows += _rows_of(file, skipped, peaks)
-    table = scoreboard.columns_of(rows)
+    table = scoreboard.columns_of(row for file in files for row in _rows_of(file, skipped, peaks))
     figures = scoreboard.error_figures({"peak memory": peaks}, "mean_abs_error", "worst_abs_error")
     fit = table.labels("fit") if len(table) else np.array([""])
     left_out, unseen, others = (int(np.sum(fit == word)) for word in ("left out", "never", ""))

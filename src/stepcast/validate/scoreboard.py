@@ -311,12 +311,11 @@ def split_phases_s(prediction: Prediction) -> dict[str, float]:
     """
     timeline = prediction.timeline
     computes = np.array([lane.name == "compute" for lane in timeline.lanes], dtype=bool)[timeline.lane_of]
-    ends_s = timeline.start_s + timeline.duration_s
     ends = [0.0]
     for letter in ("F", "B"):
         slots = [slot.get("slot", "").startswith(letter) for slot in timeline.details]
         rows = computes & np.array([*slots, False], dtype=bool)[timeline.detail_of]
-        ends.append(float(np.max(ends_s[rows], initial=0.0)))
+        ends.append(float(np.max(timeline.end_s[rows], initial=0.0)))
     return dict(zip(PHASES, np.diff([*ends, prediction.step_s]).tolist(), strict=True))
 
 

@@ -171,9 +171,10 @@ def build_script(lanes: RankLanes, rank: int, matching: MatchedCollectives) -> R
         launched_by = np.full(len(rows), rows[timeline.start_s[rows].argmin()])
     start_s = float(steps.start_s[0]) if steps else float(timeline.start_s[rows].min())
     starts_s, ends_s = timeline.start_s - start_s, timeline.end_s - start_s
-    own = timeline.rank_of == rank
+    host = np.flatnonzero((timeline.rank_of == rank) & (timeline.kind_of == SpanKind.HOST))
+    host = host[np.argsort(timeline.start_s[host], kind="stable")]
     names = np.array([bool(SYNCHRONISES.match(name)) for name in timeline.names])
-    waiting = np.flatnonzero(own & (timeline.kind_of == SpanKind.HOST) & names[timeline.name_of])
+    waiting = host[names[timeline.name_of[host]]]
     calls = np.unique(np.concatenate([launched_by, waiting]))
     calls = calls[np.argsort(timeline.start_s[calls], kind="stable")]
     order_of = np.full(len(timeline), NONE, np.int64)
@@ -185,8 +186,6 @@ def build_script(lanes: RankLanes, rank: int, matching: MatchedCollectives) -> R
     # A launch that is much longer than usual waited for room in the queue.
     usual_s = float(np.median(call_s[~waits])) if (~waits).any() else 0.0
     own_call_s = np.where(waits, 0.0, np.minimum(call_s, 4 * usual_s))
-    host = np.flatnonzero(own & (timeline.kind_of == SpanKind.HOST))
-    host = host[np.argsort(timeline.start_s[host], kind="stable")]
     events = np.searchsorted(starts_s[host], call_start_s, side="right")
     marks = host[np.array([name.startswith(OPTIMIZER) for name in timeline.names])[timeline.name_of[host]]]
     mark = np.searchsorted(starts_s[marks], call_start_s, side="right") - 1
