@@ -317,11 +317,10 @@ def reschedule(recording: Recording, micro_batches: int | None = None, schedule:
         for record in recording.ranks
     ):
         return assuming(recording, f"the run was measured in the order of {name} with {count} micro-batches")
-    built = lay_out(recording, plan)
     texts = [f"{name} with {count} micro-batches, each as long as the measured one of its turn"]
     if plan.chunks > 1:
         texts.append(f"the work of a stage is spread evenly over {plan.chunks} chunks; messages do not stop the sender")
-    return assuming(built, *texts)
+    return assuming(lay_out(recording, plan), *texts)
 
 
 def lay_out(recording: Recording, plan: Schedule) -> Recording:
@@ -364,8 +363,7 @@ class _ScheduleBuilder(_Rebuilder):
             finish = (block for block in record.blocks if block.kind is BlockKind.FINISH)
             blocks += [self._copy(block, ("finish",), 1.0) for block in finish]
             ranks.append(replace(record, blocks=tuple(blocks)))
-        micro_batches = self.plan.micro_batches
-        return replace(self.old, ranks=tuple(ranks), meetings=self.meetings, micro_batches=micro_batches)
+        return replace(self.old, ranks=tuple(ranks), meetings=self.meetings, micro_batches=self.plan.micro_batches)
 
     def _slot(self, record: RankRecord, slot: Slot) -> RecordedBlock:
         """Return the measured forward or backward of the same turn, or a chunk of it."""

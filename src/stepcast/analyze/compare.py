@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from stepcast.analyze.result import AnalysisResult, load_rules
-from stepcast.ir.types import FactDict, Facts, find_doubts, sum_by_key
+from stepcast.ir.types import FactDict, Facts, find_doubts, pick, sum_by_key
 from stepcast.units import format_bytes, format_change, format_percent, format_seconds
 from stepcast.views.step import split_launch_overhead
 
@@ -209,12 +209,10 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
         warnings.append("no common fact shows whether both are the same run")
     step = row("step", float(predicted["step_s"]), float(measured["step_s"]))
     return Comparison(
-        step_s=step.predicted_s,
-        measured_step_s=step.measured_s,
+        **pick(step, "step_s=predicted_s measured_step_s=measured_s error"),
         kinds=[kind_of(predicted), kind_of(measured)],
         same_run=same_run,
         differences=differences,
-        error=step.error,
         figures=list(_compare_figures(predicted, measured, warnings)),
         parts=parts,
         stages=stages,
@@ -462,9 +460,8 @@ def judge(
         if row.status in (REGRESSION, IMPROVED):
             row = msgspec.structs.replace(row, since=regressed_since or start + _change_point(series))
         measures.append(row)
-    gated = [row for row in measures if row.name in GATED]
     order = (REGRESSION, SUSPECTED, IMPROVED, PASSED, NEW)
-    worst = min(gated, key=lambda row: order.index(row.status))
+    worst = min((row for row in measures if row.name in GATED), key=lambda row: order.index(row.status))
     step = next(row for row in measures if row.name == STEP)
     trend = [
         {"run": index, "label": past.label, "step_s": past.measures[STEP], "status": past.status}

@@ -225,8 +225,7 @@ def change_field(owner: Owner, path: str, value: object) -> Owner:
 @cache
 def load_causes() -> dict[str, SweepCause]:
     """Return the causes by name, in the order in which they are tried."""
-    causes = msgspec.convert(load_rules()["sweep"], list[SweepCause])
-    return {cause.cause: cause for cause in causes}
+    return {cause.cause: cause for cause in msgspec.convert(load_rules()["sweep"], list[SweepCause])}
 
 
 def find_shortfalls(log: MeasuredSweep) -> list[SweepFinding]:

@@ -124,15 +124,15 @@ class StepWatch:
     def _judge_level(self, step: int, recent_s: float, level_s: float) -> Iterator[WatchAlert]:
         noise = 1.4826 * median(abs(seconds / level_s - 1) for seconds in self._first)
         change = recent_s / level_s - 1
-        started = f"{format_seconds(level_s)} at the start"
-        words = f"steps take {format_seconds(recent_s)}, {format_change(change)} against {started}"
+        before, now = format_seconds(level_s), format_seconds(recent_s)
+        words = f"steps take {now}, {format_change(change)} against {before} at the start"
         limit = max(DRIFT, DRIFT_SIGMA * noise / RECENT**0.5)
         slow = change > (limit / 2 if "drift" in self._raised else limit)
         yield from self._raise_or_clear(slow, WatchAlert("drift", step, words, factor=1 + change))
         if self.forecast:
             interval = self.forecast.get("uncertainty") or {}
             high_s = interval.get("high_s") or self.forecast["step_s"] * (1 + DRIFT)
-            words = f"steps take {format_seconds(recent_s)}, above the forecast's {format_seconds(high_s)}"
+            words = f"steps take {now}, above the forecast's {format_seconds(high_s)}"
             alert = WatchAlert("forecast", step, words, factor=recent_s / self.forecast["step_s"])
             yield from self._raise_or_clear(recent_s > high_s, alert)
 

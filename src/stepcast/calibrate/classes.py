@@ -114,12 +114,9 @@ def _fit_factor(predicted: FloatArray, measured: FloatArray) -> Correction:
 
 def _predict_left_out(predicted: FloatArray, measured: FloatArray, in_step: bool) -> FloatArray:
     """Return every point as corrected by a fit to the other folds."""
-    order = np.argsort(predicted, kind="stable")
-    folds = min(FOLDS, order.size)
+    place, folds = np.argsort(np.argsort(predicted, kind="stable")), min(FOLDS, predicted.size)
     result = predicted.copy()
-    for fold in range(folds):
-        held_out = np.zeros(order.size, dtype=bool)
-        held_out[order[fold::folds]] = True
+    for held_out in (place % folds == fold for fold in range(folds)):
         rest = predicted[~held_out], measured[~held_out]
         own = fit_correction(*rest, in_step) if rest[0].size > 1 else _fit_factor(*rest)
         result[held_out] = own.applied_s(predicted[held_out])

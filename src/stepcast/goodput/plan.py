@@ -162,17 +162,9 @@ NONE = "none"
 
 
 # Keys of a profile and the fields of Failures and Restart that they set.
-KEYS = {
-    "description": "description",
-    "between.gpu": "gpu_s",
-    "between.node": "node_s",
-    "between.link": "link_s",
-    "repair.share": "broken_share",
-    "repair.takes": "repair_s",
-    "restart.detect": "detect_s",
-    "restart.reschedule": "reschedule_s",
-    "restart.warm_up": "warm_up_s",
-}
+KEYS = {"description": "description", "repair.share": "broken_share", "repair.takes": "repair_s"}
+KEYS |= {f"between.{part}": f"{part}_s" for part in ("gpu", "node", "link")}
+KEYS |= {f"restart.{name.removesuffix('_s')}": name for name in Restart.__slots__}
 
 
 def load_failures(name_or_path: str) -> tuple[Failures, Restart]:
@@ -249,10 +241,8 @@ def build_process(phase: TrainingPhase, operation: Operation) -> RunProcess:
         lag_s=saving.lag_s(nodes),
         failures_per_s=failures.per_s(phase.gpus, nodes, nodes * phase.links_per_node if nodes > 1 else 0),
         restart_s=operation.restart.total_s + saving.write_s(nodes),
-        broken_share=failures.broken_share,
-        repair_s=failures.repair_s,
-        spares=operation.spares,
-        shortage=operation.shortage,
+        **pick(failures, "broken_share repair_s"),
+        **pick(operation, "spares shortage"),
         replicas=phase.replicas,
         nodes_per_replica=phase.gpus / phase.replicas / phase.gpus_per_node,
     )

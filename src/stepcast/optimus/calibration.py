@@ -126,8 +126,7 @@ def _least_squares(residuals: Callable[[FloatArray], FloatArray]) -> tuple[Float
     """Minimise by Levenberg and Marquardt's method; the step time is only piecewise smooth, so moves are short."""
 
     def differentiate(logs: FloatArray, here: FloatArray) -> FloatArray:
-        moved = logs + NUDGE * np.eye(len(FITTED))
-        return np.stack([(residuals(row) - here) / NUDGE for row in moved], axis=1)
+        return np.stack([(residuals(row) - here) / NUDGE for row in logs + NUDGE * np.eye(len(FITTED))], axis=1)
 
     logs = np.zeros(len(FITTED))
     here = residuals(logs)

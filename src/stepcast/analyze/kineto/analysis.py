@@ -104,8 +104,7 @@ class MatchedCollectives:
         others_s = np.full(len(self.shortest_s), np.inf)
         others = self.complete & ~np.isin(self.rank, ranks)
         np.minimum.at(others_s, self.run_of[others], self.duration_s[others])
-        has_others = np.isfinite(others_s)
-        return float((others_s - self.shortest_s)[has_others].sum())
+        return float((others_s - self.shortest_s)[np.isfinite(others_s)].sum())
 
     def _rows(self) -> list[CollectiveRow]:
         groups, inverse = np.unique(

@@ -21,7 +21,6 @@ Window = tuple[float, float]
 GroupTimes = dict[str, tuple[float, float]]
 """All and the exposed seconds of communication, by group."""
 
-STREAM = "stream "
 STEPS = "steps"
 LOADING = "enumerate(DataLoader)"  # how PyTorch marks the time in which a loop waits for its next batch
 # Between two kernels of a full queue a GPU rests a microsecond or two; a longer rest waits for something.
@@ -30,7 +29,7 @@ QUEUE_GAP_S = 10e-6
 
 def is_stream(lane_name: str) -> bool:
     """Return True for streams, but not for their annotations, which repeat their work."""
-    return STREAM in lane_name and not lane_name.startswith("annotations")
+    return "stream " in lane_name and not lane_name.startswith("annotations")
 
 
 class RankLanes:
@@ -200,10 +199,8 @@ def rank_time(
     rows = lanes.rows_on(working)
     if not len(rows) and not (working and steps):
         return None
-    if steps:
-        window = float(steps.start_s[0]), float(steps.end_s[-1])
-    else:
-        window = float(timeline.start_s[rows].min()), float(timeline.end_s[rows].max())
+    starts_s, ends_s = (steps.start_s, steps.end_s) if steps else (timeline.start_s[rows], timeline.end_s[rows])
+    window = float(starts_s.min()), float(ends_s.max())
     compute, communication, copies = _busy_times(timeline, rows, not streams, window)
     busy = compute.union(communication).union(copies)
     exposed_s = communication.without(compute).length_s

@@ -290,10 +290,9 @@ def rank_cell(measured_s: FloatArray, predicted_s: FloatArray) -> tuple[float, f
 
 def rank_figures(rows: Iterable[scoreboard.ScoredRow]) -> Iterator[tuple[str, float]]:
     """Yield regret and rank correlation over cells with enough strategies, and of each."""
-    cells = group_by_key((row.tags["cell"], row) for row in rows)
     ranks = {
         cell: rank_cell(np.array([row.measured_s for row in group]), np.array([row.predicted_s for row in group]))
-        for cell, group in sorted(cells.items())
+        for cell, group in sorted(group_by_key((row.tags["cell"], row) for row in rows).items())
         if len(group) >= FEWEST_STRATEGIES
     }
     if not ranks:
