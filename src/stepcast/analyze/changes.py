@@ -8,7 +8,7 @@ from statistics import mean, median
 from stepcast.analyze.recording import BlockKind, Meeting, RankPiece, RankRecord, RecordedBlock, Recording, TimePart
 from stepcast.ir.layout import Group, place_of, rank_at
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
-from stepcast.ir.types import Key, group_by_key
+from stepcast.ir.types import Key, group_by_key, require
 from stepcast.ir.work import bus_factor
 from stepcast.simulation.schedule import ChunkPlace, Schedule, Slot, SlotAction
 from stepcast.simulation.schedules import kind_named, make_schedule
@@ -154,16 +154,11 @@ def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
     loss.
     """
     by_stage = group_by_key((record.stage, record) for record in sorted(recording.ranks, key=lambda rank: rank.stage))
-    counts = {}
-    for number in by_stage:
-        count = recording.layers_on(number)
-        if count is None:
-            raise ValueError("the number of layers of this run is not known")
-        counts[number] = count
-    if stage not in counts:
-        raise ValueError(f"stage {stage} is not in this run; it has {', '.join(map(str, counts))}")
-    if counts[stage] + layers < 1:
-        raise ValueError(f"stage {stage} has {counts[stage]} layers; {layers:+d} leaves none")
+    known = ((number, recording.layers_on(number)) for number in by_stage)
+    counts = {number: count for number, count in known if count is not None}
+    require(len(counts) == len(by_stage), "the number of layers of this run is not known")
+    require(stage in counts, f"stage {stage} is not in this run; it has {', '.join(map(str, counts))}")
+    require(counts[stage] + layers >= 1, f"stage {stage} has {counts[stage]} layers; {layers:+d} leaves none")
     share = (counts[stage] + layers) / counts[stage]
     layer_s, factors = {}, {}
     for kind in (BlockKind.FORWARD, BlockKind.BACKWARD):
@@ -209,10 +204,8 @@ def change_replicas(recording: Recording, dp: int, all_reduce_s: AllReduceTime |
     A ring all-reduce moves 2 (n - 1) / n of the buffer over each link (Patarasuk and Yuan, 2009), so its measured
     time is scaled by that. If there was only one replica, *all_reduce_s* estimates it.
     """
-    if dp < 1:
-        raise ValueError(f"dp must be at least 1, not {dp}")
-    if not recording.is_complete:
-        raise ValueError("changing dp needs every rank of the run")
+    require(dp >= 1, f"dp must be at least 1, not {dp}")
+    require(recording.is_complete, "changing dp needs every rank of the run")
     if recording.layout.dp == dp:
         return recording
     if recording.layout.dp == 1 and all_reduce_s is None:
@@ -220,8 +213,7 @@ def change_replicas(recording: Recording, dp: int, all_reduce_s: AllReduceTime |
             "the run has one replica, so how fast replicas reduce gradients was not measured; name the "
             "cluster with --cluster, or state it as --what-if bandwidth.dp=50GB/s"
         )
-    if recording.layout.ep > 1:
-        raise ValueError("changing dp of a run with expert parallelism is not supported")
+    require(recording.layout.ep == 1, "changing dp of a run with expert parallelism is not supported")
     return _ReplicaBuilder(recording, dp, all_reduce_s).build()
 
 
@@ -309,8 +301,7 @@ def reschedule(recording: Recording, micro_batches: int | None = None, schedule:
     The measured forwards, backwards, messages and final operations of each stage are templates; the schedule orders
     them.
     """
-    if not recording.is_complete:
-        raise ValueError("laying a run out anew needs every rank of it")
+    require(recording.is_complete, "laying a run out anew needs every rank of it")
     kind = kind_named(schedule) if schedule else ScheduleKind.ONE_F_ONE_B
     facts = SCHEDULES[kind]
     if facts.splits_backward:
@@ -326,11 +317,10 @@ def reschedule(recording: Recording, micro_batches: int | None = None, schedule:
         for record in recording.ranks
     ):
         return assuming(recording, f"the run was measured in the order of {name} with {count} micro-batches")
-    built = lay_out(recording, plan)
     texts = [f"{name} with {count} micro-batches, each as long as the measured one of its turn"]
     if plan.chunks > 1:
         texts.append(f"the work of a stage is spread evenly over {plan.chunks} chunks; messages do not stop the sender")
-    return assuming(built, *texts)
+    return assuming(lay_out(recording, plan), *texts)
 
 
 def lay_out(recording: Recording, plan: Schedule) -> Recording:
@@ -373,15 +363,13 @@ class _ScheduleBuilder(_Rebuilder):
             finish = (block for block in record.blocks if block.kind is BlockKind.FINISH)
             blocks += [self._copy(block, ("finish",), 1.0) for block in finish]
             ranks.append(replace(record, blocks=tuple(blocks)))
-        micro_batches = self.plan.micro_batches
-        return replace(self.old, ranks=tuple(ranks), meetings=self.meetings, micro_batches=micro_batches)
+        return replace(self.old, ranks=tuple(ranks), meetings=self.meetings, micro_batches=self.plan.micro_batches)
 
     def _slot(self, record: RankRecord, slot: Slot) -> RecordedBlock:
         """Return the measured forward or backward of the same turn, or a chunk of it."""
         kind = BlockKind.FORWARD if slot.kind is SlotAction.FORWARD else BlockKind.BACKWARD
         measured = [block for block in record.blocks if block.kind is kind]
-        if not measured:
-            raise ValueError(f"rank {record.rank} has no {kind} to repeat")
+        require(bool(measured), f"rank {record.rank} has no {kind} to repeat")
         block = measured[slot.micro_batch % len(measured)]
         copied = self._copy(block, (slot.micro_batch, slot.chunk), 1 / self.plan.chunks)
         return replace(copied, micro_batch=slot.micro_batch)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from stepcast.analyze.result import AnalysisResult, load_rules
-from stepcast.ir.types import FactDict, Facts, find_doubts, sum_by_key
+from stepcast.ir.types import FactDict, Facts, find_doubts, pick, sum_by_key
 from stepcast.units import format_bytes, format_change, format_percent, format_seconds
 from stepcast.views.step import split_launch_overhead
 
@@ -31,9 +31,6 @@ FIGURES: Mapping[str, Sequence[Sequence[str]]] = load_rules()["figures"]  # the 
 SHAPE = ("model", "parameters", "layers", "hidden")
 BATCH = ("seq", "micro_batch", "micro_batches", "global_batch", "precision")
 IDENTITY = (*SHAPE, *BATCH, "tp", "cp", "ep", "dp", "pp", "vpp", "gpus", "cluster")
-SAME_WORD = {"dtype": "precision"}
-# Megatron's fp32 is tf32 in tensor cores.
-SAME_PRECISION = {"tf32": "fp32"}
 
 
 class ComparedRow(msgspec.Struct, frozen=True):
@@ -178,14 +175,14 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
 
     def rows(key: str, what: str) -> list[ComparedRow]:
         """Return the rows of a table that both have; warn where one does not."""
-        if key == "breakdown_s" and (key in predicted) != (key in measured):
+        sides = (key in predicted) + (key in measured)
+        if key == "breakdown_s" and sides == 1:
             left, right = map(_traced_parts, (predicted, measured))
             if common := [row(name, left[name], right[name]) for name in left if name in right]:
                 return common
-        if key not in predicted or key not in measured:
-            if key == "breakdown_s" or key in predicted or key in measured:  # forecasts list no operations
-                lacking = "one side has" if key in predicted or key in measured else "both sides have"
-                warnings.append(f"{lacking} no {what} are not compared")
+        if sides < 2:
+            if sides or key == "breakdown_s":  # forecasts list no operations
+                warnings.append(f"{'one side has' if sides else 'both sides have'} no {what} are not compared")
             return []
         left, right = predicted[key], measured[key]
         if key == "breakdown_s":
@@ -212,12 +209,10 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
         warnings.append("no common fact shows whether both are the same run")
     step = row("step", float(predicted["step_s"]), float(measured["step_s"]))
     return Comparison(
-        step_s=step.predicted_s,
-        measured_step_s=step.measured_s,
+        **pick(step, "step_s=predicted_s measured_step_s=measured_s error"),
         kinds=[kind_of(predicted), kind_of(measured)],
         same_run=same_run,
         differences=differences,
-        error=step.error,
         figures=list(_compare_figures(predicted, measured, warnings)),
         parts=parts,
         stages=stages,
@@ -245,13 +240,12 @@ def identity_of(account: Facts) -> dict[str, object]:
     known: dict[str, object] = {}
     for place in (account, *(account.get(name) for name in ("layout", "configuration", "run"))):
         if isinstance(place, Mapping):
-            stated = ((name, place.get(name)) for name in (*IDENTITY, *SAME_WORD))
+            stated = ((name, place.get(name)) for name in (*IDENTITY, "dtype"))
             known |= {name: value for name, value in stated if isinstance(value, str | int | float) and value != ""}
-    for word, name in SAME_WORD.items():
-        if word in known:
-            known.setdefault(name, known.pop(word))
-    if "precision" in known:
-        known["precision"] = SAME_PRECISION.get(str(known["precision"]), known["precision"])
+    if "dtype" in known:
+        known.setdefault("precision", known.pop("dtype"))
+    if known.get("precision") == "tf32":  # Megatron's fp32 is tf32 in tensor cores
+        known["precision"] = "fp32"
     return known
 
 
@@ -423,13 +417,10 @@ def measures_of(facts: Facts) -> dict[str, float]:
     ranks = facts.get("ranks") or []
     if ranks and isinstance(ranks[0], Mapping):  # Kineto
         steps = sum(max(rank["steps"], 1) for rank in ranks)
-        for rank in ranks:
-            for name, seconds in rank["breakdown_s"].items():
-                if name != "compute":
-                    measures[name] = measures.get(name, 0.0) + seconds / steps
-        for row in facts.get("collectives", ()):
-            name = " ".join(filter(None, (row["group"], row["kind"])))
-            measures[name] = measures.get(name, 0.0) + row["total_s"] / steps
+        rows = ((" ".join(filter(None, (row["group"], row["kind"]))), row) for row in facts.get("collectives", ()))
+        totals_s = [pair for rank in ranks for pair in rank["breakdown_s"].items() if pair[0] != "compute"]
+        totals_s += [(name, row["total_s"]) for name, row in rows]
+        measures = sum_by_key([*measures.items(), *((name, total_s / steps) for name, total_s in totals_s)])
     elif "bubble" not in measures and facts.get("bubble_s"):
         measures["bubble"] = float(facts["bubble_s"])
     if peak := facts.get("peak_memory_bytes"):
@@ -469,9 +460,8 @@ def judge(
         if row.status in (REGRESSION, IMPROVED):
             row = msgspec.structs.replace(row, since=regressed_since or start + _change_point(series))
         measures.append(row)
-    gated = [row for row in measures if row.name in GATED]
     order = (REGRESSION, SUSPECTED, IMPROVED, PASSED, NEW)
-    worst = min(gated, key=lambda row: order.index(row.status))
+    worst = min((row for row in measures if row.name in GATED), key=lambda row: order.index(row.status))
     step = next(row for row in measures if row.name == STEP)
     trend = [
         {"run": index, "label": past.label, "step_s": past.measures[STEP], "status": past.status}

@@ -60,7 +60,6 @@ def union_of(start_s: FloatArray, end_s: FloatArray) -> Intervals:
         return Intervals(start_s, end_s)
     order = np.argsort(start_s, kind="stable")
     start_s, latest_s = start_s[order], np.maximum.accumulate(end_s[order])
-    begins = np.concatenate([[True], start_s[1:] > latest_s[:-1]])
-    first = np.flatnonzero(begins)
+    first = np.flatnonzero(np.concatenate([[True], start_s[1:] > latest_s[:-1]]))
     last = np.concatenate([first[1:] - 1, [len(start_s) - 1]])
     return Intervals(start_s[first], latest_s[last])

@@ -204,15 +204,14 @@ def analyze_collective_log(log: CollectiveLog) -> CollectiveLogResult:
 def _find_unfinished(
     log: CollectiveLog, turns: Sequence[tuple[tuple[str, int], list[LoggedCollective]]]
 ) -> list[UnfinishedCall]:
-    last: dict[tuple[str, int], int] = defaultdict(lambda: -1)
-    for call in log.calls:
-        last[call.group, call.rank] = max(last[call.group, call.rank], call.turn)
+    turns_of = group_by_key(((call.group, call.rank), call.turn) for call in log.calls)
+    last = {caller: max(turns) for caller, turns in turns_of.items()}
     rows = []
     for (group, turn), calls in turns:
         waiting = sorted({call.rank for call in calls if call.state != COMPLETED})
         if waiting:
             known = set(log.members.get(group, log.ranks)) & set(log.ranks)
-            absent = sorted(rank for rank in known if last[group, rank] < turn)
+            absent = sorted(rank for rank in known if last.get((group, rank), -1) < turn)
             rows.append(UnfinishedCall(group, turn, calls[0].kind, calls[0].size_bytes, waiting, absent))
     return rows
 
@@ -335,10 +334,8 @@ def _device_time(timeline: Timeline, device: int) -> DeviceTime:
 
 
 def _marked_ranges(timeline: Timeline, ranges: dict[str, list[int]]) -> MarkedRanges | None:
-    named = {name: rows for name, rows in ranges.items() if STEP_NAME.search(name)}
-    if not named:
-        return None
-    name, rows = max(named.items(), key=lambda pair: len(pair[1]))
+    named = ((name, rows) for name, rows in ranges.items() if STEP_NAME.search(name))
+    name, rows = max(named, key=lambda pair: len(pair[1]), default=("", []))
     if len(rows) < FEWEST_STEPS:
         return None
     by_lane = group_by_key((int(timeline.lane_of[row]), float(timeline.start_s[row])) for row in rows)
@@ -439,9 +436,8 @@ def by_kind(ran: Iterable[tuple[Work | None, float]], seconds: Callable[[Work], 
     rows = []
     for kind, pairs in seconds_of.items():
         measured_s, predicted_s = map(sum, zip(*pairs, strict=True))
-        rows.append(
-            KindRow(kind, len(pairs), measured_s, predicted_s, predicted_s / measured_s - 1 if measured_s else None)
-        )
+        error = predicted_s / measured_s - 1 if measured_s else None
+        rows.append(KindRow(kind, len(pairs), measured_s, predicted_s, error))
     return sorted(rows, key=lambda row: -row.measured_s)
 
 

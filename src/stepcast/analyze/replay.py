@@ -278,7 +278,6 @@ class Replay:
         batches = {name: run.micro_batches * run.layout.dp for name, run in (("before", recording), ("after", changed))}
         micro_batch, work_factor = recording.facts.get("micro_batch"), batches["after"] / batches["before"]
         speedup = work_factor * before_s / after_s if after_s else None
-        after = _state(self.after)
         return ReplayResult(
             step_s=after_s,
             measured_step_s=recording.measured_step_s,
@@ -298,7 +297,7 @@ class Replay:
             **pick(layout, "tp pp dp gpus"),
             micro_batches=changed.micro_batches,
             configuration=changed.configuration | {"micro_batches": changed.micro_batches},
-            **pick(after, "breakdown_s stages"),
+            **pick(_state(self.after), "breakdown_s stages"),
             before=_state(self.before),
             measured=_state(self.measured),
             assumptions=list(changed.assumptions),

@@ -21,7 +21,7 @@ from stepcast.hardware import Cluster
 from stepcast.hardware.cluster import Fabric, FabricKind, Link
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.measured import CollectiveSweep
-from stepcast.ir.types import pick
+from stepcast.ir.types import pick, require
 from stepcast.ir.work import bus_factor
 from stepcast.units import GB, US, format_percent
 
@@ -106,8 +106,7 @@ class MeasuredSweep:
             raise ValueError(f"{sweep.source}: a size beyond {LARGEST_BYTES:,} bytes fits no memory")
         timed = [(row.size_bytes, measured_time_s(row)) for row in sweep.rows if row.size_bytes]
         points = sorted((float(size), time_s) for size, time_s in timed if time_s)
-        if not points:
-            raise ValueError(f"{sweep.source}: no size has a time")
+        require(bool(points), f"{sweep.source}: no size has a time")
         self.sizes_bytes, self.measured_s = (np.array(column) for column in zip(*points, strict=True))
         self.predicted_s = self.seconds_on(cluster)
         self.reached = self.predicted_s / self.measured_s  # measured divided by predicted bandwidth
@@ -226,8 +225,7 @@ def change_field(owner: Owner, path: str, value: object) -> Owner:
 @cache
 def load_causes() -> dict[str, SweepCause]:
     """Return the causes by name, in the order in which they are tried."""
-    causes = msgspec.convert(load_rules()["sweep"], list[SweepCause])
-    return {cause.cause: cause for cause in causes}
+    return {cause.cause: cause for cause in msgspec.convert(load_rules()["sweep"], list[SweepCause])}
 
 
 def find_shortfalls(log: MeasuredSweep) -> list[SweepFinding]:
@@ -236,9 +234,7 @@ def find_shortfalls(log: MeasuredSweep) -> list[SweepFinding]:
         return [tcp]
     findings = []
     for part in (Range.LARGE, Range.MIDDLE, Range.SMALL):
-        reached = log.mean_reached(part)
-        if reached is None:
-            continue
+        reached = log.mean_reached(part) or 1.0  # a range without sizes has no shortfall
         if reached < SHORT[part]:
             findings.append(_explain(log, part, reached))
         elif reached > BEYOND and part is Range.LARGE:

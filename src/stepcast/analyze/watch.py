@@ -14,7 +14,7 @@ import msgspec
 from stepcast.analyze.compare import identity_of
 from stepcast.analyze.result import SLOW_FACTOR, find_slow
 from stepcast.ir.measured import LoggedScore, LoggedStep, LoggedTimer
-from stepcast.ir.types import FactDict, Facts
+from stepcast.ir.types import FactDict, Facts, sum_by_key
 from stepcast.units import format_change, format_seconds
 from stepcast.views.view import NAMES
 
@@ -124,25 +124,22 @@ class StepWatch:
     def _judge_level(self, step: int, recent_s: float, level_s: float) -> Iterator[WatchAlert]:
         noise = 1.4826 * median(abs(seconds / level_s - 1) for seconds in self._first)
         change = recent_s / level_s - 1
-        started = f"{format_seconds(level_s)} at the start"
-        words = f"steps take {format_seconds(recent_s)}, {format_change(change)} against {started}"
+        before, now = format_seconds(level_s), format_seconds(recent_s)
+        words = f"steps take {now}, {format_change(change)} against {before} at the start"
         limit = max(DRIFT, DRIFT_SIGMA * noise / RECENT**0.5)
         slow = change > (limit / 2 if "drift" in self._raised else limit)
         yield from self._raise_or_clear(slow, WatchAlert("drift", step, words, factor=1 + change))
         if self.forecast:
             interval = self.forecast.get("uncertainty") or {}
             high_s = interval.get("high_s") or self.forecast["step_s"] * (1 + DRIFT)
-            words = f"steps take {format_seconds(recent_s)}, above the forecast's {format_seconds(high_s)}"
+            words = f"steps take {now}, above the forecast's {format_seconds(high_s)}"
             alert = WatchAlert("forecast", step, words, factor=recent_s / self.forecast["step_s"])
             yield from self._raise_or_clear(recent_s > high_s, alert)
 
     def _judge_timers(self, step: int) -> Iterator[WatchAlert]:
-        compute_s: dict[int, float] = defaultdict(float)
-        for name, ranks in self._ranks.items():
-            self._timers[name] = min(ranks.values())
-            if COMPUTE.fullmatch(name):
-                for rank, seconds in ranks.items():
-                    compute_s[rank] += seconds
+        self._timers |= {name: min(ranks.values()) for name, ranks in self._ranks.items()}
+        computes = (ranks for name, ranks in self._ranks.items() if COMPUTE.fullmatch(name))
+        compute_s = sum_by_key(pair for ranks in computes for pair in ranks.items())
         slow = {rank: factor for rank, factor, _ in find_slow(compute_s)}
         for rank in compute_s:
             factor = slow.get(rank, 1.0)

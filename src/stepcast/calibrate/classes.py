@@ -19,7 +19,7 @@ from stepcast.cost.power import ALONE, Load, energy_seen
 from stepcast.hardware import Gpu, load_gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.measured import OperatorTimes
-from stepcast.ir.types import FactDict, dataclass, group_by_key
+from stepcast.ir.types import FactDict, dataclass, group_by_key, require
 from stepcast.ir.work import Attention, Matmul
 from stepcast.pytorch.profile import Case, Document, MeasuredPoints, to_toml
 
@@ -114,12 +114,9 @@ def _fit_factor(predicted: FloatArray, measured: FloatArray) -> Correction:
 
 def _predict_left_out(predicted: FloatArray, measured: FloatArray, in_step: bool) -> FloatArray:
     """Return every point as corrected by a fit to the other folds."""
-    order = np.argsort(predicted, kind="stable")
-    folds = min(FOLDS, order.size)
+    place, folds = np.argsort(np.argsort(predicted, kind="stable")), min(FOLDS, predicted.size)
     result = predicted.copy()
-    for fold in range(folds):
-        held_out = np.zeros(order.size, dtype=bool)
-        held_out[order[fold::folds]] = True
+    for held_out in (place % folds == fold for fold in range(folds)):
         rest = predicted[~held_out], measured[~held_out]
         own = fit_correction(*rest, in_step) if rest[0].size > 1 else _fit_factor(*rest)
         result[held_out] = own.applied_s(predicted[held_out])
@@ -179,8 +176,7 @@ def calibrate_operators(measured: Sequence[OperatorTimes], gpu_name: str | None,
         replace(entry, correction=replace(entry.correction, least_s=0.0)) if "least_s" in entry.unidentified else entry
         for entry in fit_classes(cases, points.seconds, gpu, default_fit(), load, least=1)
     ]
-    if not fitted:
-        raise ValueError(f"{where}: no operator of a known kind; expected matmuls, attention or others")
+    require(bool(fitted), f"{where}: no operator of a known kind; expected matmuls, attention or others")
     warnings = _warnings(measured, fitted, in_step=share is not None)
     with suppress(ValueError):  # no device, or one that is not in the catalogue
         if (named := gpu_of(None, devices, where).name) != gpu.name:

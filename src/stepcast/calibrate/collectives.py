@@ -6,6 +6,7 @@ predictions decides whether the logs identify it: no rule here depends on a clus
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -159,15 +160,13 @@ def _fit(
         return float(far.sum() + pull)
 
     values, loss = start, loss_of(start)
-    for _ in range(COARSE_ROUNDS):
-        for index in range(len(chosen)):
-            for step in COARSE_STEPS:
-                trial = values.copy()
-                trial[index] += step * max(values[index], 0.2 * scales[index])
-                trial = _clip_values(trial, chosen)
-                trial_loss = loss_of(trial)
-                if trial_loss < loss:
-                    values, loss = trial, trial_loss
+    for _, index, step in product(range(COARSE_ROUNDS), range(len(chosen)), COARSE_STEPS):
+        trial = values.copy()
+        trial[index] += step * max(values[index], 0.2 * scales[index])
+        trial = _clip_values(trial, chosen)
+        trial_loss = loss_of(trial)
+        if trial_loss < loss:
+            values, loss = trial, trial_loss
     for _ in range(ROUNDS):
         cluster = with_constants(described, chosen, values)
         errors = _log_errors(logs, cluster)[is_used]

@@ -55,7 +55,6 @@ def _infer_model(facts: Mapping[str, object], assumptions: list[str]) -> Model |
     if hidden % width:
         return None
     assumptions.append(f"heads are {width} wide")
-    learnt = bool(facts.get("learnt_positions"))
     return Model(
         "traced",
         layers=layers,
@@ -70,7 +69,7 @@ def _infer_model(facts: Mapping[str, object], assumptions: list[str]) -> Model |
         activation=Activation.SILU if gated else Activation.GELU,
         norm=Norm() if gated else Norm(NormKind.LAYER, bias=True),
         biases=Biases() if gated else Biases(qkv=True, attention_output=True, mlp=True),
-        position=Position(PositionKind.LEARNED, seq) if learnt else Position(),
+        position=Position(PositionKind.LEARNED, seq) if facts.get("learnt_positions") else Position(),
     )
 
 
@@ -83,8 +82,7 @@ def _build_workload(analysis: MegatronAnalysis, model: Model, dtype: DType) -> W
     batch, seq = int(str(facts["micro_batch"])), int(str(facts["seq"]))
     sequences = batch * layout.dp * max(1, recording.micro_batches)
     strategy = Strategy(layout, batch, sequences, seq, stage_layers=stage_layers, precision=dtype)
-    framework = Framework(flash_attention=dtype in (DType.FP16, DType.BF16))
-    return generate(model, strategy, framework)
+    return generate(model, strategy, Framework(flash_attention=dtype in (DType.FP16, DType.BF16)))
 
 
 def _measured_seconds(analysis: MegatronAnalysis) -> dict[tuple[int, BlockKind], float]:
@@ -169,9 +167,8 @@ def link_points(traffic: Sequence[MeetingTraffic]) -> list[LinkPoint]:
         if seconds is None and row.count > 1 and row.kind != "message":
             # Without peers: the shortest of several waited least.
             seconds = row.shortest_s
-        if row.kind not in COLLECTIVES or row.overlapped or row.ranks < 2 or not row.size_bytes:
-            continue
-        if seconds is not None and seconds >= SHORTEST_S:
+        used_alone = row.kind in COLLECTIVES and not row.overlapped and row.ranks >= 2
+        if used_alone and row.size_bytes and seconds is not None and seconds >= SHORTEST_S:
             point = LinkPoint(row.group, row.kind, row.ranks, row.size_bytes, seconds)
             points.setdefault((row.group, row.name, row.size_bytes), point)
     return list(points.values())

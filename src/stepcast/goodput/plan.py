@@ -4,6 +4,7 @@ An operation is failures, checkpoints, restarts, stragglers and power; failure p
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import reduce
@@ -22,9 +23,8 @@ from stepcast.goodput.process import (
     simulate_runs,
     young_s,
 )
-from stepcast.hardware.catalog import CatalogError, Description, data_names, flat
-from stepcast.inputs.source import DATA, FormatError, Source
-from stepcast.ir.limits import DESCRIPTION
+from stepcast.hardware.catalog import CatalogError, Description, data_names, flat, read_chained
+from stepcast.inputs.source import DATA
 from stepcast.ir.tables import Share, convert_table
 from stepcast.ir.types import FactDict, Facts, dataclass, pick, require
 from stepcast.units import DAY, DEFAULT_CURRENCY, GB, HOUR, MINUTE, format_percent, nearest, parse_duration_s
@@ -162,51 +162,40 @@ NONE = "none"
 
 
 # Keys of a profile and the fields of Failures and Restart that they set.
-KEYS = {
-    "description": "description",
-    "between.gpu": "gpu_s",
-    "between.node": "node_s",
-    "between.link": "link_s",
-    "repair.share": "broken_share",
-    "repair.takes": "repair_s",
-    "restart.detect": "detect_s",
-    "restart.reschedule": "reschedule_s",
-    "restart.warm_up": "warm_up_s",
-}
+KEYS = {"description": "description", "repair.share": "broken_share", "repair.takes": "repair_s"}
+KEYS |= {f"between.{part}": f"{part}_s" for part in ("gpu", "node", "link")}
+KEYS |= {f"restart.{name.removesuffix('_s')}": name for name in Restart.__slots__}
 
 
 def load_failures(name_or_path: str) -> tuple[Failures, Restart]:
     """Return the failures and restart times of data/failures/NAME.toml or of a file of the same form."""
-    name, known, path, file = name_or_path.lower(), data_names("failures"), Path(name_or_path), name_or_path
+    name, known, path, file = name_or_path.lower(), data_names("failures"), name_or_path, name_or_path
     if name == NONE:
         return NO_FAILURES, Restart()
     if not name_or_path.endswith(".toml"):
         if name not in known:
             problem = f"failure profile {name_or_path!r} is not known{nearest(name, [*known, NONE])}"
             raise CatalogError("", "", problem)
-        path, file = DATA / "failures" / f"{name}.toml", f"{name}.toml"
-    try:
-        described = Description.parse(Source(path).text(DESCRIPTION), file)
-    except FormatError as error:
-        raise CatalogError(file, "", error.message) from None
+        path, file = str(DATA / "failures" / f"{name}.toml"), f"{name}.toml"
+    text, _ = read_chained(path, (), "", "")
+    described = Description.parse(text, file)
     values = flat(described.table)
     described.check_keys(values, [*KEYS])
     fields = FactDict()
     for key, value in values.items():
         field_name = KEYS[key]
         try:
-            if not field_name.endswith("_s"):
-                fields[field_name] = convert_table(value, Share if field_name == "broken_share" else str)
-            elif isinstance(value, str):
-                fields[field_name] = parse_duration_s(value.replace("_", ""))
+            if field_name.endswith("_s"):
+                require(isinstance(value, str), f'{value!r} has no unit; write it like "500 h"')
+                fields[field_name] = parse_duration_s(str(value).replace("_", ""))
             else:
-                raise ValueError(f'{value!r} has no unit; write it like "500 h"')
+                fields[field_name] = convert_table(value, Share if field_name == "broken_share" else str)
         except ValueError as error:
             raise described.error(key, str(error)) from None
     restart = {name: fields.pop(name) for name in Restart.__slots__ if name in fields}
     sources = {key: str(value) for key, value in described.sources.items()}
     try:
-        return replace(NO_FAILURES, name=path.stem, sources=sources, **fields), Restart(**restart)
+        return replace(NO_FAILURES, name=Path(path).stem, sources=sources, **fields), Restart(**restart)
     except ValueError as error:
         raise CatalogError(file, "", str(error)) from None
 
@@ -252,10 +241,8 @@ def build_process(phase: TrainingPhase, operation: Operation) -> RunProcess:
         lag_s=saving.lag_s(nodes),
         failures_per_s=failures.per_s(phase.gpus, nodes, nodes * phase.links_per_node if nodes > 1 else 0),
         restart_s=operation.restart.total_s + saving.write_s(nodes),
-        broken_share=failures.broken_share,
-        repair_s=failures.repair_s,
-        spares=operation.spares,
-        shortage=operation.shortage,
+        **pick(failures, "broken_share repair_s"),
+        **pick(operation, "spares shortage"),
         replicas=phase.replicas,
         nodes_per_replica=phase.gpus / phase.replicas / phase.gpus_per_node,
     )
@@ -480,13 +467,7 @@ def plan_alternatives(
 
 def steps_within(phase: TrainingPhase, operation: Operation, available_s: float) -> int:
     """Return the mean number of steps that finish within *available_s*."""
-    low, high = 0, int(available_s / phase.step_s)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if expect_split(build_process(replace(phase, steps=middle), operation)).total_s <= available_s:
-            low = middle
-        else:
-            high = middle - 1
-    if not low:
-        raise ValueError("not one step finishes in that time")
-    return low
+    counts = range(1, int(available_s / phase.step_s) + 1)
+    steps = bisect_right(counts, available_s, key=lambda steps: expected_s([replace(phase, steps=steps)], operation))
+    require(steps > 0, "not one step finishes in that time")
+    return steps

@@ -165,13 +165,11 @@ def _split_at_speed(process: RunProcess, speed: float = 1.0, regrowths_per_s: fl
     # Failed attempts to restart.
     tried = math.expm1(rate * process.restart_s)
     lost_s, restarts_s = max(0.0, failures / rate - slower.work_s - pauses_s), failures * tried / rate
-    split = TimeSplit(process.work_s, pauses_s, lost_s, restarts_s, failures=failures * (1 + tried))
-    split = replace(split, shrunk_s=slower.work_s - process.work_s)
+    shrunk_s, attempts = slower.work_s - process.work_s, failures * (1 + tried)
+    split = TimeSplit(process.work_s, pauses_s, lost_s, restarts_s, shrunk_s=shrunk_s, failures=attempts)
     # The job restarts with each replica that it gets back, from a checkpoint that took a while to be safe.
     regrown = split.total_s * regrowths_per_s
-    return replace(
-        split, restarts_s=restarts_s + regrown * tried / rate, shrunk_s=split.shrunk_s + regrown * process.lag_s
-    )
+    return replace(split, restarts_s=restarts_s + regrown * tried / rate, shrunk_s=shrunk_s + regrown * process.lag_s)
 
 
 def check_progress(process: RunProcess) -> None:
@@ -349,20 +347,19 @@ class SimulatedRuns:
 
 def simulate_runs(process: RunProcess, runs: int, generator: np.random.Generator) -> SimulatedRuns:
     """Simulate *process* this many times."""
-    if process.failures_per_s:
-        check_progress(process)
-        failures = expect_split(process).failures
-        if failures > MOST_FAILURES or failures * runs > INTERRUPTIONS.most:
-            raise ValueError(
-                f"{failures:.3g} interruptions in each of {runs:,} runs are too many to simulate; "
-                "lower --runs, or find out why the job is interrupted so often"
-            )
     pauses_s = process.checkpoints * process.pause_s
     simulated = SimulatedRuns(np.zeros(runs), process.work_s, pauses_s, *(np.zeros(runs) for _ in range(5)))
-    if process.failures_per_s:
-        _RunSimulation(process, simulated, generator).run()
-    else:
+    if not process.failures_per_s:
         simulated.total_s[:] = process.work_s + pauses_s
+        return simulated
+    check_progress(process)
+    failures = expect_split(process).failures
+    if failures > MOST_FAILURES or failures * runs > INTERRUPTIONS.most:
+        raise ValueError(
+            f"{failures:.3g} interruptions in each of {runs:,} runs are too many to simulate; "
+            "lower --runs, or find out why the job is interrupted so often"
+        )
+    _RunSimulation(process, simulated, generator).run()
     return simulated
 
 
@@ -378,10 +375,8 @@ class _RunSimulation:
         self.shrinks = process.repairs and process.shortage is Shortage.SHRINK
         spares = process.spares or 0
         # How many nodes can be under repair at once: one more than the spares stops a waiting job.
-        most = min(spares, process.most_missing) + 1 if process.repairs else 0
-        if self.shrinks:
-            nodes = math.ceil(process.replicas * process.nodes_per_replica)
-            most = min(spares + nodes, process.most_missing) + 1
+        nodes = math.ceil(process.replicas * process.nodes_per_replica) if self.shrinks else 0
+        most = min(spares + nodes, process.most_missing) + 1 if process.repairs else 0
         # The time each node under repair returns; a place with a past time is free.
         self.back_s = np.zeros((runs, most))
         self.speeds = np.array([process.speed(count - spares) for count in range(most + 1)])

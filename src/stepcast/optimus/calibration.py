@@ -90,8 +90,7 @@ class ConstantsFit:
 
 def fit(observations: Sequence[Observation], machine: Machine) -> ConstantsFit:
     """Return the constants that explain *observations* best."""
-    if not observations:
-        raise ValueError("no runs to calibrate on")
+    require(bool(observations), "no runs to calibrate on")
     known = [run.efficiency for run in observations if run.efficiency is not None]
     efficiency = median(known) if known else GUESS.matmul_efficiency
 
@@ -127,8 +126,7 @@ def _least_squares(residuals: Callable[[FloatArray], FloatArray]) -> tuple[Float
     """Minimise by Levenberg and Marquardt's method; the step time is only piecewise smooth, so moves are short."""
 
     def differentiate(logs: FloatArray, here: FloatArray) -> FloatArray:
-        moved = logs + NUDGE * np.eye(len(FITTED))
-        return np.stack([(residuals(row) - here) / NUDGE for row in moved], axis=1)
+        return np.stack([(residuals(row) - here) / NUDGE for row in logs + NUDGE * np.eye(len(FITTED))], axis=1)
 
     logs = np.zeros(len(FITTED))
     here = residuals(logs)

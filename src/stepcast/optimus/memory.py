@@ -210,12 +210,11 @@ def _step(stage: StageTensors, seq: int, gpu: Gpu) -> StageMemory:
     messages: list[int] = []
     saved: dict[int, SavedBlocks] = {}
     ahead = min(len(stage.plan.stages) - 1 - stage.stage, micro_batches)
-    for batch in range(ahead):
-        saved[batch] = _forward(stage, messages)
-    for batch in range(micro_batches):
+    for batch in range(-ahead, micro_batches):
         if batch + ahead < micro_batches:
             saved[batch + ahead] = _forward(stage, messages)
-        _backward(stage, saved.pop(batch), messages)
+        if batch >= 0:
+            _backward(stage, saved.pop(batch), messages)
     parameters, gradients = sum(stage.sizes.values()), sum(stage.sizes[name] for name in stage.gradients)
     optimizer = 2 * parameters if stage.states else 0
     tensor = COUNTED["rank_bytes"] * stage.tp if stage.tp > 1 else 0

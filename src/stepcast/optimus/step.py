@@ -113,8 +113,7 @@ def plan_of_log(log: RunLog, model: Model, sequences: Sequence[float]) -> Optimu
     batch_s(log)  # says so where there is none
     indices = sorted({batch.index for batch in log.batches if batch.index >= FIRST_WARM_STEP})
     used = [sequences[index] for index in indices if index < len(sequences)]
-    if not used:
-        raise ValueError(f"{log.source}: no sequence length is known for its batches")
+    require(bool(used), f"{log.source}: no sequence length is known for its batches")
     return plan(model, log.layout, log.micro_batch, log.micro_batches, float(median(used)), log.stage_ends)
 
 
@@ -135,12 +134,10 @@ def plan(
     for name in stage_ends:
         match = LAYER_MODULE.fullmatch(name)
         module = (int(match[1]), match[2]) if match else (-1, name)
-        if module not in names:
-            raise ValueError(f"{name!r} is no module of the model; expected one like model_layers_1_mlp_up_proj")
+        require(module in names, f"{name!r} is no module of the model; expected one like model_layers_1_mlp_up_proj")
         ends.append(names.index(module))
     ends = ends or default_cuts(model, layout.tp, layout.pp)
-    if len(ends) != layout.pp:
-        raise ValueError(f"{len(ends)} stage ends are printed, but PP is {layout.pp}")
+    require(len(ends) == layout.pp, f"{len(ends)} stage ends are printed, but PP is {layout.pp}")
     # The last stage always runs to the end of the model.
     bounds = [0, *(end + 1 for end in ends[:-1]), len(names)]
     weights = module_weights(model)
@@ -167,8 +164,7 @@ def default_cuts(model: Model, tp: int, pp: int) -> list[int]:
         if is_full and len(cuts) < pp - 1:
             cuts.append(position)
             count = 0
-    if len(cuts) != pp - 1:
-        raise ValueError(f"{model.name} cannot be cut into {pp} stages")
+    require(len(cuts) == pp - 1, f"{model.name} cannot be cut into {pp} stages")
     return [*cuts, len(names) - 1]
 
 

@@ -260,7 +260,9 @@ def question_of(row: scoreboard.Record, recipe: Facts) -> RlQuestion:
     if not row["rollout_batch"] and row["tokens_per_s_per_gpu"] and row["avg_seq"]:  # stated by the tokens of a step
         tokens = float(row["tokens_per_s_per_gpu"]) * gpus * float(row["step_time_s"])
         responses = round(tokens / float(row["avg_seq"]) / group) * group
-    choices: FactDict = {name: recipe[name] for name in TAKEN if name in recipe}
+    degrees = ((name, row[f"train_{name}"]) for name in ("tp", "cp", "ep", "pp"))
+    choices: FactDict = {name: int(degree) for name, degree in degrees if degree}
+    choices |= {name: recipe[name] for name in TAKEN if name in recipe}
     choices |= {
         "model": load_model(row["model"]),
         "cluster": scoreboard.cluster_of(row["gpu"]),
@@ -276,9 +278,6 @@ def question_of(row: scoreboard.Record, recipe: Facts) -> RlQuestion:
         "oversampling": max(int(recipe.get("prompts", 0)) * group / responses, 1.0) if recipe else 1.0,
         "reference": bool(recipe.get("reference", row["framework"] == "NeMo RL" or "GRPO" in row["algorithm"])),
     }
-    for name in ("tp", "cp", "ep", "pp"):
-        if row[f"train_{name}"] and name not in recipe:
-            choices[name] = int(row[f"train_{name}"])
     if row["train_precision"] == "fp8":
         choices["precision"] = "fp8"
     if not row["mode"].startswith("coloc"):

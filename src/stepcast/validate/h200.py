@@ -35,7 +35,6 @@ from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.ir.types import DType, require
 from stepcast.ir.work import Compute
 from stepcast.validate import scoreboard
-from stepcast.validate.scoreboard import Family, load_folds, price_kernels
 
 # The h200 set: operators, transformer blocks and training steps that we measured on one H200.
 #
@@ -121,10 +120,10 @@ def block_time(
         works.append([work for work, _ in kernels])
         host_s.append([dispatch.issue_s(work, bool(is_backward)) * count for work, count in kernels])
     duty = step_load((*works[0], *works[1]), gpu, fit).duty
-    seconds = [price_kernels(works[0], gpu, fit, Load(1e-3, duty)), [0.0]]
+    seconds = [scoreboard.price_kernels(works[0], gpu, fit, Load(1e-3, duty)), [0.0]]
     for _ in range(MEASURED_ROUNDS):
         load = Load(max(1e-6, sum(map(sum, seconds))), duty)
-        seconds = [price_kernels(of_pass, gpu, fit, load) for of_pass in works]
+        seconds = [scoreboard.price_kernels(of_pass, gpu, fit, load) for of_pass in works]
     forward_s, backward_s = (elapsed_s(*pair) for pair in zip(seconds, host_s, strict=True))
     return max(forward_s, dispatch.call_s + sum(host_s[0])), backward_s
 
@@ -139,18 +138,15 @@ def measure_h200(folder: str) -> scoreboard.Measurements:
     path = Path(folder)
     files = sorted(file for name in FILES for file in path.glob(name)) if path.is_dir() else [path]
     require(bool(files), f"{path}: no csv files; expected ops.csv, blocks.csv or models.csv as in the h200 set")
-    rows: list[scoreboard.ScoredRow] = []
     skipped: Counter[str] = Counter()
     peaks: list[scoreboard.Pair] = []
-    for file in files:
-        rows += _rows_of(file, skipped, peaks)
-    table = scoreboard.columns_of(rows)
+    table = scoreboard.columns_of(row for file in files for row in _rows_of(file, skipped, peaks))
     figures = scoreboard.error_figures({"peak memory": peaks}, "mean_abs_error", "worst_abs_error")
     fit = table.labels("fit") if len(table) else np.array([""])
     left_out, unseen, others = (int(np.sum(fit == word)) for word in ("left out", "never", ""))
     committed = "prices from operators, host times from these rows"
     notes = {
-        load_folds().note: bool(load_folds().note),
+        scoreboard.load_folds().note: bool(scoreboard.load_folds().note),
         f"{left_out} operator rows by constants learnt without their family of shapes": left_out,
         f"{unseen} operator rows were never part of a fit": unseen,
         f"blocks and training steps by the committed constants: {committed}": others,
@@ -174,7 +170,7 @@ FAMILIES = {
 }
 
 
-def family_of(row: scoreboard.Record) -> tuple[str, Family]:
+def family_of(row: scoreboard.Record) -> tuple[str, scoreboard.Family]:
     """Return the kind and family of shapes that an operator row is left out of a fit with."""
     kind, columns = FAMILIES.get(row["op"], ("memory-bound", ("rows", "cols", "numel")))
     return kind.format(dtype=row.get("dtype")), tuple(round(float(row[name] or 0)) for name in columns)
@@ -214,7 +210,7 @@ def _shape(record: scoreboard.Record) -> tuple[str, ...]:
 def _operator(record: scoreboard.Record) -> Iterator[scoreboard.ScoredRow]:
     fit, seen = default_fit(), "never"
     if _shape(record) in _fitted_rows():
-        left_out = load_folds().families.get(family_of(record))
+        left_out = scoreboard.load_folds().families.get(family_of(record))
         fit, seen = (fit, "in the fit") if left_out is None else (left_out, "left out")
     sizes = [f"{name} {value}" for name, value in record.items() if value and name not in ("op", "dtype", "ms")]
     label, predicted_s = f"{record['op']} {record['dtype']}", operator_s(record, load_gpu("h200"), fit)

@@ -28,7 +28,6 @@ from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.types import DType, dataclass, require
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
 from stepcast.validate import scoreboard
-from stepcast.validate.scoreboard import GpuFold, load_folds, price_kernels
 
 MATRIX = ("linear", "bmm")
 INPUTS = {"add": 2, "mul": 2, "div": 2, "pow": 2}  # all others read one tensor
@@ -185,9 +184,9 @@ def measure_neusight(folder: str) -> scoreboard.Measurements:
     for file in files or [path]:
         table = read_operator_table(str(file))
         if "op" in table.columns:
-            cells = list(_compare_operators(table, skipped, file.name))
-            figures |= _cell_figures(cells)
-            pieces += cells
+            if cells := list(_compare_operators(table, skipped, file.name)):
+                figures |= _cell_figures(cells)
+                pieces += cells
         elif "model" in table.columns:
             pieces.append(_compare_models(file, skipped, figures))
         else:
@@ -196,7 +195,7 @@ def measure_neusight(folder: str) -> scoreboard.Measurements:
     operators: BoolArray = joined.labels("model") == ""
     matrix = np.isin(joined.labels("kind"), MATRIX)
     selections = {"operators": operators, "linear and bmm": matrix, "models": ~operators}
-    folds = load_folds()
+    folds = scoreboard.load_folds()
     left_out = [name for name in np.unique(joined.labels("gpu")[operators]).tolist() if name in folds.gpus]
     notes = [folds.note] if folds.note else []
     if left_out:
@@ -212,8 +211,8 @@ def _gpu(device: str) -> Gpu | None:
     return None
 
 
-def _fold(gpu: Gpu) -> GpuFold:
-    return load_folds().gpus.get(gpu.name) or GpuFold(*neusight_fit())
+def _fold(gpu: Gpu) -> scoreboard.GpuFold:
+    return scoreboard.load_folds().gpus.get(gpu.name) or scoreboard.GpuFold(*neusight_fit())
 
 
 def _compare_operators(table: OperatorTable, skipped: Counter[str], file: str) -> Iterator[scoreboard.MeasuredColumns]:
@@ -259,8 +258,6 @@ def _calibrated_error(cell: scoreboard.MeasuredColumns) -> float:
 
 
 def _cell_figures(cells: Sequence[scoreboard.MeasuredColumns]) -> dict[str, float]:
-    if not cells:
-        return {}
     errors = [float(np.mean(np.abs(cell.error))) for cell in cells]
     matrix = [error for cell, error in zip(cells, errors, strict=True) if cell.tags["kind"][0] in MATRIX]
     calibrated = [_calibrated_error(cell) for cell in cells if len(cell) >= 4]
@@ -287,7 +284,7 @@ def _compare_models(path: Path, skipped: Counter[str], figures: dict[str, float]
             kernels = sum(neusight_kernels(record["model"], seq, batch, training), ())
         mode, measured_s = "training" if training else "inference", float(record["measured_ms"]) * 1e-3
         predicted_s, unseen_s = (
-            sum(price_kernels(kernels, gpu, fit, step_load(kernels, gpu, fit)))
+            sum(scoreboard.price_kernels(kernels, gpu, fit, step_load(kernels, gpu, fit)))
             for fit in (neusight_fit()[0], _fold(gpu).fit)
         )
         name = f"{record['model']} {mode}, {batch} x {seq} on {gpu.name}"

@@ -269,8 +269,7 @@ def compare_collectives(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOpera
     kind = COLLECTIVES.get(rows.word("op_name") or "all_reduce")
     if kind is None:
         raise ValueError(f"unknown collective {rows.word('op_name')!r}")
-    element_bytes = 1.0 if rows.word("nccl_dtype") == "int8" else 2.0
-    sizes_bytes = rows.numbers("message_size") * element_bytes
+    sizes_bytes = rows.numbers("message_size") * (1.0 if rows.word("nccl_dtype") == "int8" else 2.0)
     newer = [f"communication.library={RECENT}"] if rows.word("lib_version") >= RECENT.removeprefix("nccl-") else []
     ranks, cluster = int(rows.word("num_gpus")), load_cluster(gpu.name, newer)
     route = route_of(resolve(cluster, range(ranks), active_per_node=min(ranks, cluster.domain_gpus)), cluster)

@@ -33,7 +33,7 @@ from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.model import Model
 from stepcast.ir.progress import report_progress
 from stepcast.ir.step import LEVEL
-from stepcast.ir.types import dataclass, require
+from stepcast.ir.types import dataclass, pick, require
 from stepcast.ir.work import Compute
 
 Item = TypeVar("Item")
@@ -287,15 +287,12 @@ def build_scoreboard(measurements: Measurements) -> Scoreboard:
     worst = np.argsort(-np.abs(table.error), kind="stable")[:WORST]
     return Scoreboard(
         summary=summarise(measured_s, predicted_s, inside),
-        skipped=measurements.skipped,
         groups={tag: group for tag, group in groups.items() if len(group) > 1},
         selections={
             name: summary for name, mask in measurements.selections.items() if (summary := summarise_rows(mask))
         },
         worst=tuple(table.row(int(index)) for index in worst),
-        figures=measurements.figures,
-        notes=measurements.notes,
-        unit=measurements.unit,
+        **pick(measurements, "skipped figures notes unit"),
     )
 
 
@@ -314,12 +311,11 @@ def split_phases_s(prediction: Prediction) -> dict[str, float]:
     """
     timeline = prediction.timeline
     computes = np.array([lane.name == "compute" for lane in timeline.lanes], dtype=bool)[timeline.lane_of]
-    ends_s = timeline.start_s + timeline.duration_s
     ends = [0.0]
     for letter in ("F", "B"):
         slots = [slot.get("slot", "").startswith(letter) for slot in timeline.details]
         rows = computes & np.array([*slots, False], dtype=bool)[timeline.detail_of]
-        ends.append(float(np.max(ends_s[rows], initial=0.0)))
+        ends.append(float(np.max(timeline.end_s[rows], initial=0.0)))
     return dict(zip(PHASES, np.diff([*ends, prediction.step_s]).tolist(), strict=True))
 
 

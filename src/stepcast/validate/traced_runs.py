@@ -48,12 +48,11 @@ def measure_megatron_traces(folder: str) -> Measurements:
         layers, measured_s = recording.facts.get("layers"), recording.measured_step_s
         size = REAL if isinstance(layers, int) and layers >= REAL_LAYERS else TOY
         name, predicted_s = os.path.basename(os.path.normpath(path)), play(from_durations(recording)).step_s
-        row = ScoredRow(name, measured_s, predicted_s, {"size": size})
         pairs[f"{AS_RECORDED}, {size}"].append((measured_s, play(recording).step_s))
         if recording.is_complete:
             plan = make_schedule(str(ScheduleKind.ONE_F_ONE_B), recording.layout.pp, recording.micro_batches, 1)
             pairs[f"{ANEW}, {size}"].append((measured_s, play(lay_out(recording, plan)).step_s))
-        return [row]
+        return [ScoredRow(name, measured_s, predicted_s, {"size": size})]
 
     runs = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     rows, skipped = compare_each(runs or [folder], compare)

@@ -25,7 +25,7 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import load_cluster
 from stepcast.inputs.source import read_toml
 from stepcast.ir.children import block_interrupts, follow_parent
-from stepcast.ir.types import FactDict, group_by_key
+from stepcast.ir.types import FactDict, group_by_key, require
 from stepcast.models.catalog import load_model
 from stepcast.questions.choices import build_question, spell_choices, spell_option
 from stepcast.questions.question import PredictQuestion
@@ -186,8 +186,7 @@ def measure_captured(*folders: str) -> scoreboard.Measurements:
 
         def compare(visit: Visit) -> list[scoreboard.ScoredRow]:
             rows, own_peaks, why = next(results)
-            if why:
-                raise ValueError(why)
+            require(not why, why)
             peaks.extend(own_peaks)
             return rows
 

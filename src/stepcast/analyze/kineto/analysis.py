@@ -16,7 +16,7 @@ from stepcast.analyze.kineto.rank import GroupTimes, RankLanes, RankTime, marked
 from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks, longest_names, median_of_known
 from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
-from stepcast.ir.types import pick
+from stepcast.ir.types import pick, require
 from stepcast.ir.work import Collective, Transfer, bus_factor
 from stepcast.units import format_percent, format_seconds
 from stepcast.views.declared import phrase, phrases
@@ -104,8 +104,7 @@ class MatchedCollectives:
         others_s = np.full(len(self.shortest_s), np.inf)
         others = self.complete & ~np.isin(self.rank, ranks)
         np.minimum.at(others_s, self.run_of[others], self.duration_s[others])
-        has_others = np.isfinite(others_s)
-        return float((others_s - self.shortest_s)[has_others].sum())
+        return float((others_s - self.shortest_s)[np.isfinite(others_s)].sum())
 
     def _rows(self) -> list[CollectiveRow]:
         groups, inverse = np.unique(
@@ -305,8 +304,7 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
         for rank in timeline.ranks
         if (time := rank_time(lanes, rank, matching.wait_s.get(rank), matching.transfer_s.get(rank)))
     ]
-    if not times:
-        raise ValueError(f"{timeline.source}: holds no work of a GPU or a CPU thread to analyse")
+    require(bool(times), f"{timeline.source}: holds no work of a GPU or a CPU thread to analyse")
     ranks = [rank for rank, _ in times]
 
     def mean(name: str) -> float:
@@ -366,12 +364,10 @@ def _class_seconds(lanes: RankLanes, ranks: list[RankTime], matching: MatchedCol
     class_of = np.array([numbers.setdefault(kernels.kernel_class(name), len(numbers)) for name in timeline.names])
     per_step = np.zeros(len(numbers))
     for rank in ranks:
-        total_s = np.zeros(len(numbers))
-        for lane in lanes.streams(rank.rank):
-            rows = lanes.rows[lane]
-            rows = rows[timeline.kind_of[rows] == SpanKind.COMPUTE]
-            seconds, classes = timeline.duration_s[rows], class_of[timeline.name_of[rows]]
-            total_s += np.bincount(classes, weights=seconds, minlength=len(numbers))
+        rows = lanes.rows_on(lanes.streams(rank.rank))
+        rows = rows[timeline.kind_of[rows] == SpanKind.COMPUTE]
+        seconds, classes = timeline.duration_s[rows], class_of[timeline.name_of[rows]]
+        total_s = np.bincount(classes, weights=seconds, minlength=len(numbers))
         per_step += total_s / max(rank.steps, 1) / len(ranks)
     classes_s = {name: float(seconds) for name, seconds in zip(numbers, per_step, strict=True) if seconds > 0}
     count = sum(max(rank.steps, 1) for rank in ranks)
@@ -419,11 +415,10 @@ def _advise(
     known = {"kernels_s": kernels_s, "step_s": step_s, "host_s": host_s, "loading_s": loading_s}
     known["launches"] = slowest.launches_per_step
     entries: list[tuple[str, float, str, str | None]] = [
-        ("compile the element-wise kernels (torch.compile)", fused_s, "fusible", "compile=elementwise"),
-        ("issue the step as CUDA graphs", host_s, "starved", "host=graphs"),
-        ("load data ahead of the step (DataLoader workers, prefetching)", loading_s, "loading", None),
+        ("compile the element-wise kernels (torch.compile)", fused_s, phrase("fusible", known), "compile=elementwise"),
+        ("issue the step as CUDA graphs", host_s, phrase("starved", known), "host=graphs"),
+        ("load data ahead of the step (DataLoader workers, prefetching)", loading_s, phrase("loading", known), None),
     ]
-    entries = [(text, saves_s, phrase(words, known), what_if) for text, saves_s, words, what_if in entries]
     for name, group in _mean_groups(times).items():
         # The rank that comes last waits least: what the others wait for it beyond that cannot be hidden.
         least_s = min(rank.per_step(groups[name][1]) for rank, groups in times if name in groups)

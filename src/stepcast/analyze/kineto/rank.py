@@ -21,7 +21,6 @@ Window = tuple[float, float]
 GroupTimes = dict[str, tuple[float, float]]
 """All and the exposed seconds of communication, by group."""
 
-STREAM = "stream "
 STEPS = "steps"
 LOADING = "enumerate(DataLoader)"  # how PyTorch marks the time in which a loop waits for its next batch
 # Between two kernels of a full queue a GPU rests a microsecond or two; a longer rest waits for something.
@@ -30,7 +29,7 @@ QUEUE_GAP_S = 10e-6
 
 def is_stream(lane_name: str) -> bool:
     """Return True for streams, but not for their annotations, which repeat their work."""
-    return STREAM in lane_name and not lane_name.startswith("annotations")
+    return "stream " in lane_name and not lane_name.startswith("annotations")
 
 
 class RankLanes:
@@ -106,10 +105,8 @@ def _steps_of_rank(lanes: RankLanes, rank: int, in_steps: BoolArray) -> Interval
         earlier, own = rows[when_s < first_s[0]], rows[in_steps[rows]]
         if len(earlier) and len(own):
             start_s[0] = max(first_s[0], min(timeline.end_s[earlier].max(), timeline.start_s[own].min()))
-    for number in range(len(marks)):
-        if number:
-            start_s[number] = max(start_s[number], end_s[number - 1])
-        end_s[number] = max(end_s[number], start_s[number])
+    end_s = np.maximum.accumulate(np.maximum(start_s, end_s))
+    start_s[1:] = np.maximum(start_s[1:], end_s[:-1])
     return Intervals(start_s, end_s)
 
 
@@ -202,10 +199,8 @@ def rank_time(
     rows = lanes.rows_on(working)
     if not len(rows) and not (working and steps):
         return None
-    if steps:
-        window = float(steps.start_s[0]), float(steps.end_s[-1])
-    else:
-        window = float(timeline.start_s[rows].min()), float(timeline.end_s[rows].max())
+    starts_s, ends_s = (steps.start_s, steps.end_s) if steps else (timeline.start_s[rows], timeline.end_s[rows])
+    window = float(starts_s.min()), float(ends_s.max())
     compute, communication, copies = _busy_times(timeline, rows, not streams, window)
     busy = compute.union(communication).union(copies)
     exposed_s = communication.without(compute).length_s

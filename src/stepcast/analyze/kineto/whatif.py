@@ -24,8 +24,7 @@ from stepcast.analyze.replay import WhatIfError, parse_factor, split_change
 from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
-from stepcast.ir.types import dataclass
-from stepcast.ir.work import Collective, Transfer
+from stepcast.ir.types import dataclass, require
 from stepcast.views.declared import phrase, phrases
 
 RESOLUTION_S = 1e-9  # of the times of a trace
@@ -172,9 +171,10 @@ def build_script(lanes: RankLanes, rank: int, matching: MatchedCollectives) -> R
         launched_by = np.full(len(rows), rows[timeline.start_s[rows].argmin()])
     start_s = float(steps.start_s[0]) if steps else float(timeline.start_s[rows].min())
     starts_s, ends_s = timeline.start_s - start_s, timeline.end_s - start_s
-    own = timeline.rank_of == rank
+    host = np.flatnonzero((timeline.rank_of == rank) & (timeline.kind_of == SpanKind.HOST))
+    host = host[np.argsort(timeline.start_s[host], kind="stable")]
     names = np.array([bool(SYNCHRONISES.match(name)) for name in timeline.names])
-    waiting = np.flatnonzero(own & (timeline.kind_of == SpanKind.HOST) & names[timeline.name_of])
+    waiting = host[names[timeline.name_of[host]]]
     calls = np.unique(np.concatenate([launched_by, waiting]))
     calls = calls[np.argsort(timeline.start_s[calls], kind="stable")]
     order_of = np.full(len(timeline), NONE, np.int64)
@@ -186,8 +186,6 @@ def build_script(lanes: RankLanes, rank: int, matching: MatchedCollectives) -> R
     # A launch that is much longer than usual waited for room in the queue.
     usual_s = float(np.median(call_s[~waits])) if (~waits).any() else 0.0
     own_call_s = np.where(waits, 0.0, np.minimum(call_s, 4 * usual_s))
-    host = np.flatnonzero(own & (timeline.kind_of == SpanKind.HOST))
-    host = host[np.argsort(timeline.start_s[host], kind="stable")]
     events = np.searchsorted(starts_s[host], call_start_s, side="right")
     marks = host[np.array([name.startswith(OPTIMIZER) for name in timeline.names])[timeline.name_of[host]]]
     mark = np.searchsorted(starts_s[marks], call_start_s, side="right") - 1
@@ -208,12 +206,8 @@ def build_script(lanes: RankLanes, rank: int, matching: MatchedCollectives) -> R
     waits_for, gap_s = _find_dependencies(begin_s, end_s, stream, issued_s + lag_s)
     row_names = tuple(timeline.names[name] for name in timeline.name_of[rows].tolist())
     stays_eager = in_optimizer | kernels.rows_of_unfused(timeline, calls)
-    works = [timeline.works[work] if work != NONE else None for work in timeline.work_of[rows].tolist()]
-    is_comm = timeline.kind_of[rows] == SpanKind.COMMUNICATION
-    groups = tuple(
-        str(work.group) if isinstance(work, Collective | Transfer) else "unknown" if comm else ""
-        for work, comm in zip(works, is_comm.tolist(), strict=True)
-    )
+    groups = np.array([*lanes.groups, ""])[lanes.group_of_work[timeline.work_of[rows]]]
+    is_unknown = (groups == "") & (timeline.kind_of[rows] == SpanKind.COMMUNICATION)
     return RankScript(
         rank=rank,
         steps=max(time[0].steps, 1),
@@ -228,7 +222,7 @@ def build_script(lanes: RankLanes, rank: int, matching: MatchedCollectives) -> R
         gap_s=gap_s,
         names=row_names,
         can_fuse=np.array([kernels.is_fusible(name) for name in row_names], dtype=bool) & ~stays_eager[call],
-        groups=groups,
+        groups=tuple(np.where(is_unknown, "unknown", groups).tolist()),
         work_s=work_s,
         loading_s=np.minimum(loading_s, work_s),
         call_s=own_call_s,
@@ -321,8 +315,7 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
     lanes = marked_lanes(timeline)
     timeline, matching = lanes.timeline, MatchedCollectives(lanes.timeline)
     scripts = [script for rank in timeline.ranks if (script := build_script(lanes, rank, matching))]
-    if not scripts:
-        raise ValueError(f"{timeline.source}: holds no work of a GPU to replay")
+    require(bool(scripts), f"{timeline.source}: holds no work of a GPU to replay")
     pairs = [split_change(text, KNOWN) for text in changes]
     assumptions = _list_assumptions(pairs, scripts)
     keys = {key for key, _ in pairs}

@@ -454,10 +454,9 @@ def _find_traffic(
     keyed = [((meeting.name, meeting.group, _even_bytes(meeting)), meeting) for meeting in recording.meetings]
     transfers_s = group_by_key((key, meeting.transfer_s) for key, meeting in keyed)
     overlapped = {key for key, meeting in keyed if meeting.overlapped}
-    every = chain.from_iterable(operations.values())
     sites = group_by_key(
         ((operation.name, plain_name(event), event.kind, event.group, _even_bytes(event)), event)
-        for operation in every
+        for operation in chain.from_iterable(operations.values())
         for event in operation.all_events
         if event.kind != "sync"
     )

@@ -32,10 +32,8 @@ RECEIVES = {"recv_forward": 1, "recv_backward": -1}
 # The groups of reductions whose lines do not name one.
 REDUCTIONS = {
     "dp_allreduce": Group.DP,
-    "ep_allreduce": Group.EMBEDDING,
-    "pep_allreduce": Group.EMBEDDING,
-    "ep_dp_allreduce": Group.EXPERT_DP,
-    "exp_dp_allreduce": Group.EXPERT_DP,
+    **dict.fromkeys(("ep_allreduce", "pep_allreduce"), Group.EMBEDDING),
+    **dict.fromkeys(("ep_dp_allreduce", "exp_dp_allreduce"), Group.EXPERT_DP),
 }
 
 TOKENS = re.compile(r"\[([0-9]+), [0-9]+\]", re.ASCII)  # of a shape [tokens, hidden]
@@ -144,9 +142,8 @@ def _operation_event(span: Span, layout: Layout, seen: Counter[Key]) -> RankEven
     if group is None:
         return None
     kind = work.kind if isinstance(work, Collective) else CollectiveKind.ALL_REDUCE
-    return _event(
-        span, name, group, kind, (group, members(rank, group, layout), name, batch, _count(seen, rank, name, batch))
-    )
+    key = (group, members(rank, group, layout), name, batch, _count(seen, rank, name, batch))
+    return _event(span, name, group, kind, key)
 
 
 def _part_event(span: Span, operation: TraceOperation, layout: Layout, seen: Counter[Key]) -> RankEvent:
@@ -375,8 +372,7 @@ def record_megatron(timeline: Timeline) -> Recording:
     layout = timeline.layout
     operations = operations_of(timeline, layout)
     matched, ranks = match_events(operations), sorted(operations)
-    tied = [events for events in matched.values() if events[0].kind != "sync"]
-    alignment = align_clocks(tied, ranks)
+    alignment = align_clocks([events for events in matched.values() if events[0].kind != "sync"], ranks)
     _align_times(operations, alignment)
     origin_s = min(listed[0].start_s for listed in operations.values())
     end_s = max(operation.end_s for operation in chain.from_iterable(operations.values()))

@@ -13,7 +13,7 @@ from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.generate.flops import model_flops
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.types import DType, group_by_key
+from stepcast.ir.types import DType, group_by_key, require
 from stepcast.units import GIB, format_percent
 from stepcast.validate import scoreboard
 from stepcast.validate.published.setup import (
@@ -29,7 +29,6 @@ from stepcast.validate.published.setup import (
     read_run,
     read_setup,
 )
-from stepcast.validate.scoreboard import UNCLAIMED, Measurements, ScoredRow, columns_of, error_figures, interval_figures
 
 FILE = "training_runs.csv"
 
@@ -58,7 +57,7 @@ class MemoryRow(NamedTuple):
 class PublishedRows(NamedTuple):
     """Published runs with their predictions; *corrected* and *left_out* count rows that contradict their sources."""
 
-    rows: Sequence[ScoredRow]
+    rows: Sequence[scoreboard.ScoredRow]
     records: Sequence[Record]  # of these rows, corrected
     memory_rows: Sequence[MemoryRow]
     skipped: Mapping[str, int]
@@ -66,27 +65,27 @@ class PublishedRows(NamedTuple):
     left_out: int
 
 
-def measure_published(*folders: str) -> Measurements:
+def measure_published(*folders: str) -> scoreboard.Measurements:
     """Compare the runs in the csv files of *folders* (or in these csv files) together."""
     published = compare_records(records_of(*folders))
-    table, notes = columns_of(published.rows), list[str]()
+    table, notes = scoreboard.columns_of(published.rows), list[str]()
     if published.corrected or published.left_out:
         rows = "row" if published.corrected == 1 else "rows"
         notes.append(
             f"{published.corrected} {rows} corrected, {published.left_out} left out, where sources contradict "
             "themselves or say elsewhere what a row lacks: docs/published.md"
         )
-    labels = table.labels(UNCLAIMED)
+    labels = table.labels(scoreboard.UNCLAIMED)
     for group in UNCLAIMED_GROUPS:
         if count := int((labels == group["name"]).sum()):
             notes.append(f"left out of claims: {group['name']} ({count} rows), since {group['reason']}")
     known = [row for row in published.memory_rows if not row.out_of_memory]
     if fitted := sum(row.fitted for row in known):
         notes.append(f"peak memory: of {len(known)} rows {fitted} have overheads that were fitted to such rows")
-    figures, claimed = {**memory_figures(published), **dict(interval_figures(table))}, labels == ""
+    figures, claimed = {**memory_figures(published), **dict(scoreboard.interval_figures(table))}, labels == ""
     dense = claimed & np.char.startswith(table.labels("kind"), "dense")
     selections = {} if claimed.all() else {"part of claims": claimed, "part of claims, dense": dense}
-    return Measurements(table, published.skipped, selections, figures, tuple(notes), details=DETAILS)
+    return scoreboard.Measurements(table, published.skipped, selections, figures, tuple(notes), details=DETAILS)
 
 
 CORRECTION = "correction"  # the label that tells what was corrected in a row, and why
@@ -111,12 +110,11 @@ def compare_records(records: Iterable[Record]) -> PublishedRows:
     predicted: dict[tuple[object, ...], tuple[float, tuple[float, float] | None]] = {}
     records = list(correct_records(records, load_corrections()))
 
-    def compare(record: Record) -> list[tuple[ScoredRow, Record]]:
+    def compare(record: Record) -> list[tuple[scoreboard.ScoredRow, Record]]:
         setup = read_setup(record)
         if setup.run.out_of_memory or setup.run.peak_memory_gib is not None:
             memories.append(memory_row(setup))
-        if setup.run.out_of_memory:
-            raise ValueError("ran out of memory: compared for memory alone")
+        require(not setup.run.out_of_memory, "ran out of memory: compared for memory alone")
         run, strategy = setup.run, setup.strategy
         key = (setup.model, strategy, setup.framework, setup.cluster)
         measured_s = measure_step_s(setup)
@@ -124,7 +122,7 @@ def compare_records(records: Iterable[Record]) -> PublishedRows:
         degrees = " ".join(f"{name} {getattr(strategy.layout, name)}" for name in ("tp", "pp", "dp"))
         batch = f"batch {strategy.micro_batch}/{run.global_batch}"
         name = f"{run.name} {run.model} {run.gpus} x {run.gpu} {degrees} {batch}"
-        return [(ScoredRow(name, measured_s, step_s, _tags(setup), ends), record)]
+        return [(scoreboard.ScoredRow(name, measured_s, step_s, _tags(setup), ends), record)]
 
     compared, skipped = scoreboard.compare_each(complete_heads(records), compare)
     left_out = sum(record.get("status") == LEFT_OUT for record in records)
@@ -197,7 +195,7 @@ def _tags(setup: Setup) -> dict[str, str]:
         for group in UNCLAIMED_GROUPS
         if all(label == tags[tag] or label in tags[tag].split() for tag, label in group["rows"].items())
     )
-    return {**tags, UNCLAIMED: next(groups, "")}
+    return {**tags, scoreboard.UNCLAIMED: next(groups, "")}
 
 
 def memory_figures(published: PublishedRows) -> dict[str, float]:
@@ -208,7 +206,7 @@ def memory_figures(published: PublishedRows) -> dict[str, float]:
         "peak memory, overhead fitted to such rows": [row.pair for row in known if row.fitted],
         "peak memory, nothing fitted": [row.pair for row in known if not row.fitted],
     }
-    figures = error_figures(pairs, "mean_abs_error", "median_abs_error", "worst_abs_error", "mean_error")
+    figures = scoreboard.error_figures(pairs, "mean_abs_error", "median_abs_error", "worst_abs_error", "mean_error")
     if over := [row for row in published.memory_rows if row.out_of_memory]:
         figures["out of memory, predicted not to fit"] = sum(not row.fits for row in over) / len(over)
     return figures
@@ -220,7 +218,7 @@ def memory_figures(published: PublishedRows) -> dict[str, float]:
 STATED_GRAPHS = "stated graphs"  # the column of graphs before blanks are filled
 
 
-def measure_mlperf(*folders: str) -> Measurements:
+def measure_mlperf(*folders: str) -> scoreboard.Measurements:
     """Compare the runs in ``training_runs.csv`` of *folders*, or in these files.
 
     Layouts that were worked out from a log alone are listed separately; GPUs that the catalogue lacks are left out.
@@ -239,9 +237,9 @@ def measure_mlperf(*folders: str) -> Measurements:
         tags["graphs"] = record.get(STATED_GRAPHS) or "not stated"
         tags["layout"] = "stated" if record.get("parallel_from") == "config" else "worked out from the log"
         rows.append(replace(row, tags=tags))
-    table = columns_of(rows)
+    table = scoreboard.columns_of(rows)
     stated = {"layout stated": table.labels("layout") == "stated"}
-    return Measurements(table, skipped, stated, memory_figures(published), details=DETAILS)
+    return scoreboard.Measurements(table, skipped, stated, memory_figures(published), details=DETAILS)
 
 
 # ---- the sweep behind Hugging Face's Ultra-Scale Playbook -----------------------------------------------------
@@ -256,7 +254,7 @@ WITHIN = 0.1
 FAILED, UNSHARDED = "failed", "zero0"
 
 
-def measure_ultrascale(*folders: str) -> Measurements:
+def measure_ultrascale(*folders: str) -> scoreboard.Measurements:
     """Compare the runs in ``runs.csv`` of *folders*, or in these files."""
     paths = [Path(folder) for folder in folders]
     records = records_of(*(str(path / "runs.csv" if path.is_dir() else path) for path in paths))
@@ -276,11 +274,11 @@ def measure_ultrascale(*folders: str) -> Measurements:
     figures = {
         **dict(rank_figures(rows)),
         **dict(verdict_figures(compared.memory_rows, failed, timed)),
-        **error_figures(peaks, "mean_abs_error", "median_abs_error", "mean_error"),
+        **scoreboard.error_figures(peaks, "mean_abs_error", "median_abs_error", "mean_error"),
     }
     skipped = {**compared.skipped, "failed: compared for memory alone": len(failed)}
     selections = {f"MFU of {CLEAN_MFU:.0f} % and more": clean}
-    return Measurements(columns_of(rows), skipped, selections, figures, details=DETAILS)
+    return scoreboard.Measurements(scoreboard.columns_of(rows), skipped, selections, figures, details=DETAILS)
 
 
 def rank_cell(measured_s: FloatArray, predicted_s: FloatArray) -> tuple[float, float]:
@@ -290,12 +288,11 @@ def rank_cell(measured_s: FloatArray, predicted_s: FloatArray) -> tuple[float, f
     return regret, float(np.corrcoef(measured, predicted)[0, 1])
 
 
-def rank_figures(rows: Iterable[ScoredRow]) -> Iterator[tuple[str, float]]:
+def rank_figures(rows: Iterable[scoreboard.ScoredRow]) -> Iterator[tuple[str, float]]:
     """Yield regret and rank correlation over cells with enough strategies, and of each."""
-    cells = group_by_key((row.tags["cell"], row) for row in rows)
     ranks = {
         cell: rank_cell(np.array([row.measured_s for row in group]), np.array([row.predicted_s for row in group]))
-        for cell, group in sorted(cells.items())
+        for cell, group in sorted(group_by_key((row.tags["cell"], row) for row in rows).items())
         if len(group) >= FEWEST_STRATEGIES
     }
     if not ranks:

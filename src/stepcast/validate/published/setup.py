@@ -24,7 +24,7 @@ from stepcast.ir.model import Model, spread_layers
 from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import PARAMETER_FORMATS, Recompute, RecomputeKind, RecomputeModule, Sharding, Strategy
 from stepcast.ir.tables import TableError, convert_table
-from stepcast.ir.types import DType, FactDict, Facts, dataclass, require
+from stepcast.ir.types import DType, FactDict, Facts, dataclass, pick, require
 from stepcast.models.catalog import load_model, model_of_columns, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
 from stepcast.questions.settle import adapter_fields
@@ -352,11 +352,9 @@ def _ends(run: PublishedRun, layers: int, pieces: int) -> tuple[int, ...]:
 def _layout(run: PublishedRun) -> Layout:
     within = WITHIN.search(run.sharding)
     layout = Layout(
-        tp=run.tp,
+        **pick(run, "tp dp pp"),
         cp=run.cp or 1,
         ep=run.ep or 1,
-        dp=run.dp,
-        pp=run.pp,
         # Recipes of mixtures do not split single experts unless they say so.
         expert_tp=run.expert_tp or (1 if run.ep and run.ep > 1 else 0),
         shard=min(int(within[1]), run.dp) if within else 0,
@@ -364,8 +362,7 @@ def _layout(run: PublishedRun) -> Layout:
     if layout.gpus != run.gpus:
         # Some tables count context parallel ranks among dp.
         dp, rest = divmod(run.gpus, layout.tp * layout.cp * layout.pp)
-        if rest or not dp:
-            raise ValueError("tp x cp x pp x dp does not make the number of GPUs")
+        require(not rest and dp > 0, "tp x cp x pp x dp does not make the number of GPUs")
         layout = replace(layout, dp=dp)
     return layout
 
@@ -435,10 +432,9 @@ class Setup:
             options = predict_words(self.profile, model, self.cluster.gpu, self.strategy, self.framework)
         except NoOptionError as error:
             return f"cannot be expressed: {error}"
-        words = ["stepcast", "predict", "--model", word, *machine, *options]
         scaled = self.strategy.global_batch != self.run.global_batch
         note = f"  # times {self.run.global_batch}/{self.strategy.global_batch}" if scaled else ""
-        return shlex.join(words) + note
+        return shlex.join(["stepcast", "predict", "--model", word, *machine, *options]) + note
 
     def _find_model(self) -> tuple[str, Model]:
         """Return the row's model by its name, or by name and sizes, as ``load_model`` takes it."""
