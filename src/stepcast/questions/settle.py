@@ -30,15 +30,7 @@ from stepcast.ir.types import DType, FactDict, Facts, dataclass, pick, require
 from stepcast.models.catalog import load_model
 from stepcast.questions import choices as readers
 from stepcast.questions.choices import AnyQuestion, build_question, option_of
-from stepcast.questions.question import (
-    AUTOCASTS,
-    CHOICES,
-    DEFAULTS,
-    PREDICTED_AS,
-    PredictQuestion,
-    check_rules,
-    rules_of,
-)
+from stepcast.questions.question import CHOICES, DEFAULTS, PREDICTED_AS, PredictQuestion, check_rules, rules_of
 from stepcast.units import DEFAULT_CURRENCY
 
 TUNING_FRAMEWORK = "peft"  # of LoRA on GPUs that each hold a whole model
@@ -330,7 +322,7 @@ def settle_framework(question: PredictQuestion, profile: Profile, model: Model, 
     }
     if question.precision is not None:
         given["precision"] = DType(question.precision.removeprefix("autocast-"))
-        given["autocast"] = question.precision in AUTOCASTS
+        given["autocast"] = question.precision.startswith("autocast-")
     # Formats of moments follow that of training, so the optimizer that is changed is the one of these.
     formats = {name: value for name, value in given.items() if name in ("precision", "autocast")}
     trained = settle_profile(profile, model, gpu, layout, formats).framework
