@@ -109,8 +109,7 @@ class _Remedies:
             answer = None if "sharding" in names else self._answer(strongest)
             if answer is not None and answer[1] is Verdict.DOES_NOT_FIT:
                 continue  # so no milder combination of these axes fits
-            ranges = [range(1, strongest[name] + 1) for name in names]
-            for steps in sorted(product(*ranges), key=sum):
+            for steps in sorted(product(*(range(1, strongest[name] + 1) for name in names)), key=sum):
                 levels = dict(zip(names, steps, strict=True))
                 fitting = (*known, *mildest)
                 if any(all(step <= levels.get(name, 0) for name, step in other.items()) for other in fitting):
@@ -132,8 +131,7 @@ class _Remedies:
             is_other = run.framework.name not in (self.asked.framework.name, change.get("framework"))
             lacks = is_other or set(run.missing) - set(self.asked.missing)
             if not lacks and is_legal(run.model, run.strategy, run.framework):
-                stages = memory(run.model, run.strategy, run.cluster.gpu, run.framework)
-                self.tried[key] = run, verdict_of(stages)
+                self.tried[key] = run, verdict_of(memory(run.model, run.strategy, run.cluster.gpu, run.framework))
         return self.tried[key]
 
     def _change(self, levels: Levels) -> Change:

@@ -301,8 +301,7 @@ def _build_phase(question: PlanQuestion, step: SettledRun | None, operation: Ope
         assert question.step_s is not None
         assert question.gpus is not None
         tokens = float(question.seq or 0) * (question.global_batch or 0)
-        replicas = _measured_replicas(question) or 1
-        phase = TrainingPhase(0, question.step_s, tokens, question.gpus, replicas=replicas)
+        phase = TrainingPhase(0, question.step_s, tokens, question.gpus, replicas=_measured_replicas(question) or 1)
     else:
         node, report, layout = step.cluster.node, step.prediction.report, step.strategy.layout
         gpus, memory = min(node.gpus, layout.gpus), report.memory_bytes

@@ -116,8 +116,7 @@ def _name_option(option: str, meaning: Callable[[str], object]) -> Callable[[str
             return meaning(text)
         except ValueError as error:
             message = str(error)
-            named = f"{option} {message}" if message.startswith(("'", "selective: ")) else message
-            raise ValueError(named) from None
+            raise ValueError(f"{option} {message}" if message.startswith(("'", "selective: ")) else message) from None
 
     return read
 

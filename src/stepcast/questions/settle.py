@@ -92,8 +92,7 @@ class SettledRun:
 
     @cached_property
     def prediction(self) -> Prediction:
-        values = self.model, self.cluster, self.strategy, self.framework
-        prediction = predict(*values, self.options, self.calibration)
+        prediction = predict(self.model, self.cluster, self.strategy, self.framework, self.options, self.calibration)
         return prediction.noting(warnings=self.missing) if self.missing else prediction
 
     @property
@@ -116,8 +115,7 @@ def settle(question: PredictQuestion) -> SettledRun:
     assumptions.extend(model.unread)
     cluster = load_cluster(place, question.set) if isinstance(place, str) else place
     question = settle_price(question, cluster, assumptions)
-    gpus = _count_gpus(question, cluster, assumptions)
-    question = msgspec.structs.replace(question, gpus=gpus)
+    question = msgspec.structs.replace(question, gpus=_count_gpus(question, cluster, assumptions))
     corrections = question.calibration
     if isinstance(corrections, str):
         corrections = load_calibration(corrections)
@@ -383,21 +381,15 @@ def describe_settled(settled: Settled) -> FactDict:
     """Return the facts that rules need, in the words of the choices."""
     choices, framework = settled.choices, settled.framework
     autocast = "autocast-" if choices.get("autocast") else ""
+    same = "dispatcher kernels execution fused_experts writes_out dropout selective gradients=gradient_dtype"
     return {
+        **pick(framework, same),
         "precision": f"{autocast}{choices['precision']}",
-        "sharding": str(choices["sharding"]),
-        "cp_comm": str(choices["context"]),
-        "gradients": str(framework.gradient_dtype),
-        "dispatcher": str(framework.dispatcher),
+        "sharding": choices["sharding"],
+        "cp_comm": choices["context"],
         "recompute": recompute_word(choices["recompute"]),
-        "kernels": str(framework.kernels),
-        "execution": str(framework.execution),
-        "fused_experts": framework.fused_experts,
         "fused_update": framework.optimizer.kind is OptimizerKind.ADAMW and framework.optimizer.fused,
-        "writes_out": framework.writes_out,
-        "dropout": framework.dropout,
         "mtp_layers": choices["mtp_layers"],
-        "selective": str(framework.selective),
     }
 
 
