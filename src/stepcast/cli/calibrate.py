@@ -174,8 +174,7 @@ def _collective_facts(fitted: FittedConstants, files: list[str], cluster: str, s
 def _write_cluster(fitted: FittedConstants, facts: FactDict, args: argparse.Namespace) -> str:
     base = args.cluster
     if base.endswith(".toml"):
-        folder = os.path.dirname(os.path.abspath(args.output)) if args.output else os.getcwd()
-        base = os.path.relpath(base, folder)
+        base = os.path.relpath(base, os.path.dirname(args.output or "") or ".")
     errors = ", ".join(f"{format_percent(facts[name])} {word}" for name, word in ERRORS.items())
     written = [constant for constant in CONSTANTS if constant.key in fitted.values] if facts["used"] else []
     source = f"stepcast calibrate on {', '.join(facts['logs'])}: mean error {errors}".replace('"', "'")

@@ -186,8 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.disable()  # a command makes few reference cycles, and the search for them takes a tenth of its time
         streams.open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    plain = "--plain" in arguments
-    with streams.safe_streams(plain):
+    with streams.safe_streams("--plain" in arguments):
         status = _answer([word for word in arguments if word != "--plain"])
     if argv is None:
         gc.freeze()  # nor is the end of the process the time to search for them
