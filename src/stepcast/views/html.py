@@ -237,8 +237,7 @@ def _remarks(part: ui.Remarks) -> Markup | None:
 
 
 def _commands(part: ui.Commands) -> Markup | None:
-    commands = [tag("li", command_code(command)) for command in part.commands]
-    return tag("ol", commands, class_="commands", tabindex="0")
+    return tag("ol", [tag("li", command_code(command)) for command in part.commands], class_="commands", tabindex="0")
 
 
 def _columns(part: ui.Columns) -> Markup | None:

@@ -175,8 +175,7 @@ def _reasons(facts: Facts) -> list[tuple[str, str]]:
         losses=", ".join(f"{name} {ui.signed_seconds(seconds)}" for name, seconds in largest),
     )
     for change in facts["sensitivity"]:
-        other = strategy_words(change) if change["other"] else None
-        pairs += build_pairs("sensitivity", change, with_what=other)
+        pairs += build_pairs("sensitivity", change, with_what=strategy_words(change) if change["other"] else None)
     return pairs
 
 
