@@ -491,8 +491,7 @@ def host_s(torch: ModuleType, call: Call, calls: int = HOST_CALLS) -> float:
 
 def measure_host(torch: ModuleType, gpu: str) -> calibration.Calibration:
     """Return the pace of this host as a calibration. It changes with the other load; measuring takes 0.25 s."""
-    seconds = min(0.09, host_s(torch, small_step(torch, "cuda"), STEP_RUNS))
-    launch = {STEP: seconds, LOOKS: HOST_LOOKS}
+    launch = {STEP: min(0.09, host_s(torch, small_step(torch, "cuda"), STEP_RUNS)), LOOKS: HOST_LOOKS}
     return calibration.calibration({"gpu": load_gpu(gpu).name, "launch": launch}, "this host")
 
 

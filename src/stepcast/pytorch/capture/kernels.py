@@ -325,8 +325,7 @@ def _describe_embedding_backward(call: Event) -> Works:
     distinct = max(1, round(entries * -math.expm1(-ids.numel / entries)))
     parts = distinct * -(-width // MEASURED["gradient_columns"])
     rows = Elementwise(K.ROW_GRADIENT, parts, width, size, distinct / ids.numel * size, dtype=dtype)
-    digits = (_copy(K.DIGIT, ids),) * MEASURED["id_digits"]
-    return (*_describe_fill(call), *digits, *_sort_keys(ids, 1.0)[1:], rows)
+    return (*_describe_fill(call), *(_copy(K.DIGIT, ids),) * MEASURED["id_digits"], *_sort_keys(ids, 1.0)[1:], rows)
 
 
 def _describe_sort(call: Event) -> Works:

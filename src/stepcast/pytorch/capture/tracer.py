@@ -468,8 +468,7 @@ def _transform_bytes(args: Args) -> int:
     data, weight, taps = args[1], args[2], max(args[2].shape[2:])
     side = 2 ** (max(data.shape[2:]) + taps - 2).bit_length()
     longest = (*MEASURED["transformed_sides"], 0)[data.dim() - 3]
-    is_short = side <= longest and {*args[4], *args[6]} == {1}
-    is_short = is_short and not is_channels_last(data)
+    is_short = side <= longest and {*args[4], *args[6]} == {1} and not is_channels_last(data)
     is_narrow = weight.shape[0] <= 64 and weight.shape[1] >= 32
     return weight.shape[0] * weight.shape[1] * side * (side // 2 + 1) * 16 if taps > 4 and is_short and is_narrow else 0
 
