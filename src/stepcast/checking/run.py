@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from stepcast.inputs.configs import megatron, torchtitan, tuning
 from stepcast.inputs.configs.keys import RunConfig
 from stepcast.inputs.huggingface.reader import read_config
-from stepcast.ir.types import FactDict, Facts
+from stepcast.ir.types import FactDict, Facts, require
 from stepcast.questions.choices import read_choices
 from stepcast.questions.question import PredictQuestion
 from stepcast.units import format_bytes, format_change, format_seconds
@@ -257,8 +257,7 @@ def has_gpu() -> bool:
 
 def detect_gpu() -> str:
     """Return the name of the GPU at hand; a ValueError without one."""
-    if not has_gpu():
-        raise ValueError("no GPU at hand: name the one to forecast, such as check(trainer, gpu='h100-sxm')")
+    require(has_gpu(), "no GPU at hand: name the one to forecast, such as check(trainer, gpu='h100-sxm')")
     return str(sys.modules["torch"].cuda.get_device_name(0))
 
 

@@ -64,8 +64,7 @@ def analyze_files(
         write_trace(load_lazily("cli.analyses:measured_timeline")(document), trace)
     # What ``stepcast record`` wrote next to the traces.
     if entry.name == "kineto" and len(files) == 1 and (ranks := read_steps(os.path.join(files[0], STEPS))):
-        recorded = join_recorded(ranks, read_logs(files[0]), result.facts()["collectives"])
-        result = replace(result, recorded=recorded)
+        result = replace(result, recorded=join_recorded(ranks, read_logs(files[0]), result.facts()["collectives"]))
     return result, [result.show(document if isinstance(document, Timeline) else None)]
 
 

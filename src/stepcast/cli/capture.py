@@ -215,8 +215,7 @@ def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster
     tp, pp = question.tp if question.tp > 1 else int(own.get("tp", 1)), question.pp
     own_gpus = 0 if question.nodes or question.dp else int(own.get("gpus", 0))
     gpus = count_stated_gpus(question, cluster, tp * pp, "tp x pp", own_gpus) or 1
-    if gpus % (pp * tp):
-        raise ValueError(f"{gpus} GPUs are not a multiple of tp x pp = {tp * pp}")
+    require(gpus % (pp * tp) == 0, f"{gpus} GPUs are not a multiple of tp x pp = {tp * pp}")
     dp, batch = gpus // (pp * tp), question.global_batch
     accumulated = captured.batch * dp * int(own.get("accumulation", 1))
     batches, rest = divmod(batch or accumulated, captured.batch * dp)

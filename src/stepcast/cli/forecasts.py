@@ -104,8 +104,7 @@ def _write_workload(path: Path, settled: SettledRun) -> list[str]:
     def seconds(work: Work) -> float:
         return price(work).seconds  # type: ignore[arg-type]
 
-    packed = path.suffix == ".gz"
-    if (path.with_suffix("") if packed else path).suffix == ".et":
+    if (path.with_suffix("") if path.suffix == ".gz" else path).suffix == ".et":
         timed = replace(record_times(workload, seconds), manner=manner_of(model, strategy, framework))
         timed = replace(timed, notes=(*timed.notes, ("gpu", settled.cluster.gpu.name)))
         output.write_files(chakra.files(timed, str(path)))

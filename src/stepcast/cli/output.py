@@ -306,8 +306,7 @@ def show_prediction(
         facts["critical_path"] = _path_rows(prediction)
     if args.trace:
         facts["trace"] = args.trace
-        timeline = prediction.timeline
-        write_trace(replace(timeline, facts={**origin(args), "step_s": prediction.step_s}), args.trace)
+        write_trace(replace(prediction.timeline, facts={**origin(args), "step_s": prediction.step_s}), args.trace)
     explained, below = getattr(args, "explain_memory", False), []
     if args.html:  # its page also has the timeline, the roofline and the changes to try
         from stepcast.forecast.prediction import roofline

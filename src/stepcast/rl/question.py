@@ -20,7 +20,7 @@ from stepcast.hardware.catalog import check_gpu_count
 from stepcast.inputs.configs.rl import read_rl_config
 from stepcast.ir.model import Model
 from stepcast.ir.progress import report_progress
-from stepcast.ir.types import FactDict, pick
+from stepcast.ir.types import FactDict, pick, require
 from stepcast.questions import choices as readers
 from stepcast.questions.choices import Choice, Question, amount, build_question, choices_of, count, gpu_count, share
 from stepcast.questions.generation import LENGTH_HELP, formats_of, load_nouns, read_engine, read_lengths
@@ -93,8 +93,7 @@ def read_task(question: RlQuestion) -> RlTask:
     responses = question.prompts * question.group
     batch = min(question.train_batch or responses, responses)
     oversampling = question.oversampling if question.oversampling is not None else 1.5 if dapo else 1.0
-    if oversampling < 1:
-        raise ValueError(f"--oversampling {oversampling:g}: at least 1, as many responses as are trained on")
+    require(oversampling >= 1, f"--oversampling {oversampling:g}: at least 1, as many responses as are trained on")
     return RlTask(
         question.prompts,
         question.group,
@@ -212,22 +211,16 @@ def ask_rl(given: Mapping[str, object], model: object = None, config: str | None
         words["response_length"] = f"lognormal:mean={max(longest // 2, 1)},cv={DEFAULT_CV},max={longest}"
     if "prompt_length" in words:  # the limit; prompts are shorter
         words["prompt_length"] = str(max(int(str(words["prompt_length"])) // 4, 1))
-    limits = {
-        "prompt_length": "prompts are a quarter of their limit",
-        "response_length": "responses are half of their limit",
-    }
-    assumed = [
-        f"{text} on average ({readers.option_of(name)})"
-        for name, text in limits.items()
-        if name in {*words} - {*choices}
-    ]
+    filled = frozenset(words.keys() - choices.keys())
+    shares = {"prompt_length": "prompts are a quarter", "response_length": "responses are half"}
+    means = {name: f"{text} of their limit on average" for name, text in shares.items() if name in filled}
     facts = {
         "tool": settings.tool,
         "read": {name: str(value) for name, value in words.items()},
         "unread": list(settings.unread),
+        "assumed": [*settings.assumed, *(f"{text} ({readers.option_of(name)})" for name, text in means.items())],
     }
-    question = build_rl({**words, **choices}).leave_unchecked(frozenset(words.keys() - choices.keys()))
-    return question, {**facts, "assumed": [*settings.assumed, *assumed]}
+    return build_rl({**words, **choices}).leave_unchecked(filled), facts
 
 
 # ---- search -------------------------------------------------------------------------------------------------
@@ -308,8 +301,7 @@ def search_rl(question: RlQuestion) -> FactDict:
                 steps.append(forecast_step(model, cluster, profile, engine, task, place, training))
             except ValueError:
                 too_large += len(fitting[train])
-    if not steps:
-        raise ValueError(f"no layout of {model.name} on {total} GPUs of {cluster.name} fits")
+    require(steps != [], f"no layout of {model.name} on {total} GPUs of {cluster.name} fits")
     steps.sort(key=lambda step: step.step_s)
     first = {step.placement.mode: step for step in reversed(steps)}  # the best of each mode is always shown
     shown = [step for index, step in enumerate(steps) if index < SHOWN or first[step.placement.mode] is step]

@@ -148,8 +148,7 @@ def _rank_table(facts: Facts) -> ui.Table | None:
     last["strategy"] = columns["strategy"]
     narrow = ui.table_of("Strategies", rows, last, uncut=[len(last) - 1])
     caption, ids = "Sorted by rank; click a column header to sort", [row["rank"] for row in rows]
-    uncut = [list(columns).index("strategy")]
-    texts = {"caption": caption, "ids": ids, "uncut": uncut, "narrow": narrow}
+    texts = {"caption": caption, "ids": ids, "uncut": [list(columns).index("strategy")], "narrow": narrow}
     return ui.table_of("Strategies", rows, columns, sortable=True, wide=True, **texts)
 
 
