@@ -91,8 +91,7 @@ def _analyze_each(
     results = {path: analyze_document(entry, document, question) for path, document in documents.items()}
     runs = [{"file": file, **result.facts()} for file, result in results.items()]
     warnings = [f"{facts['file']}: {note}" for facts in runs for note in facts["warnings"]]
-    views = [result.show() for result in results.values()]
-    return AnalyzedLogs(format=entry.name, runs=runs, warnings=warnings), views
+    return AnalyzedLogs(format=entry.name, runs=runs, warnings=warnings), [result.show() for result in results.values()]
 
 
 def read_measured(paths: Sequence[str]) -> tuple[Format, Any]:

@@ -62,11 +62,10 @@ def _calibrate_megatron(paths: Sequence[str], args: argparse.Namespace) -> tuple
             f"{paths[0]}: a Megatron trace does not name its GPU; use --gpu or --cluster, such as --cluster a800-node"
         )
     gpu = load_gpu(args.gpu) if args.gpu else load_cluster(args.cluster).gpu
-    folders = group_by_key((os.path.dirname(path), path) for path in paths)
     reader = format_named("megatron")
     runs = {
         folder if len(files) > 1 else files[0]: analyze_megatron(read_sources(list(map(open_source, files)), reader))
-        for folder, files in folders.items()
+        for folder, files in group_by_key((os.path.dirname(path), path) for path in paths).items()
     }
     return calibrate_megatron(runs, gpu, args.cluster, args.model)
 

@@ -173,9 +173,8 @@ def run_captured_search(args: argparse.Namespace) -> int:
             chosen[name] = value[0]
     rows = list(search_layouts(captured, chosen))
     best = sorted(rows, key=lambda row: (not row["fits"], row["step_s"]))
-    fitting = sum(bool(row["fits"]) for row in rows)
     facts = {"kind": "captured search", "model": captured.name, "gpus": best[0]["gpus"], "candidates": len(rows)}
-    facts |= {"fitting": fitting, "rows": best[: asked.top], **origin(args)}
+    facts |= {"fitting": sum(bool(row["fits"]) for row in rows), "rows": best[: asked.top], **origin(args)}
     output.show_view(args, captured_search_view(facts))
     return 0 if best[0]["fits"] else 1
 

@@ -109,8 +109,7 @@ class Parser(argparse.ArgumentParser):
             kind = "option" if rest[0].startswith("-") else "word"
             self.error(f"unrecognised {kind} {rest[0]!r}{_find_option(rest[0], known) or _suggest(rest[0], known)}")
         if not hasattr(result, "given"):
-            unusual = (name for name, value in vars(result).items() if value != self.get_default(name))
-            result.given = frozenset(unusual)
+            result.given = frozenset(name for name, value in vars(result).items() if value != self.get_default(name))
         return result, rest
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:

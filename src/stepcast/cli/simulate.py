@@ -102,8 +102,6 @@ def _options(args: argparse.Namespace) -> Options:
     slow_groups = _factors(args.slow_group, "--slow-group")
     for name, _ in slow_groups:
         require(name in set(Group), f"--slow-group {name!r}: expected one of {', '.join(Group)}")
-    groups = {Group(name): factor for name, factor in slow_groups}
-    forced = {CollectiveKind.ALL_REDUCE: Algorithm(args.all_reduce)} if args.all_reduce else {}
     schedule: Schedule | str | None = args.schedule
     if isinstance(schedule, str) and schedule not in SCHEDULES:
         if not Path(schedule).exists():
@@ -116,8 +114,8 @@ def _options(args: argparse.Namespace) -> Options:
         schedule=schedule,
         body=Body(args.body),
         send=Send(args.messages) if args.messages else None,
-        algorithms=forced,
-        conditions=Conditions(stages, groups),
+        algorithms={CollectiveKind.ALL_REDUCE: Algorithm(args.all_reduce)} if args.all_reduce else {},
+        conditions=Conditions(stages, {Group(name): factor for name, factor in slow_groups}),
         place=Place(args.place),
         engine=Engine(args.engine),
     )

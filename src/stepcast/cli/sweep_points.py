@@ -180,11 +180,10 @@ def _plan(words: Words) -> FactDict:
     question = build_question(PlanQuestion, words)
     plan = settle_plan(question.change({"allow_oom": question.step_s is None})).answer()
     facts, fits = plan.to_dict(), plan.fits
-    ideal_s = facts["days"]["without_interruption"] * DAY
     gpu_s = sum(phase["steps"] * phase["step_s"] * phase["gpus"] for phase in facts["phases"])
     memory = [phase["memory_bytes"]["total"] for phase in facts["phases"] if phase["memory_bytes"]]
     return {
-        "step_s": ideal_s / facts["steps"],
+        "step_s": facts["days"]["without_interruption"] * DAY / facts["steps"],
         "tokens_per_s_per_gpu": facts["tokens"] / gpu_s if facts["tokens"] else None,
         "mfu": facts["mfu"],
         "memory_bytes": max(memory, default=None),

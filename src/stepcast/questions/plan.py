@@ -234,8 +234,7 @@ def _size_run(question: PlanQuestion) -> SettledPlan:
             and (gpus <= per_node or gpus % per_node == 0)
         )
 
-    most = min(question.global_batch or MOST_REPLICAS, MOST_REPLICAS)
-    options = list(filter(is_possible, range(1, most + 1))) or [1]
+    options = list(filter(is_possible, range(1, min(question.global_batch or MOST_REPLICAS, MOST_REPLICAS) + 1))) or [1]
     best: SettledPlan | None = None
     late, done = -1, len(options)  # positions of the most replicas that are late, and of the fewest that are not
     limit = why = shortage = ""

@@ -208,8 +208,7 @@ def _stated_choices(run: SettledRun) -> FactDict:
 
 def save_run(run: SettledRun) -> bytes:
     """Return the run as a file that ``stepcast predict FILE`` runs again, with the defaults used."""
-    framework = run.question.framework or run.framework.name
-    settled = {"gpus": run.strategy.layout.gpus, **run.batch, "framework": framework}
+    settled = {"gpus": run.strategy.layout.gpus, **run.batch, "framework": run.question.framework or run.framework.name}
     if run.question.accumulation is not None:
         del settled["global_batch"]
     values = {**_stated_choices(run), **settled}.items()

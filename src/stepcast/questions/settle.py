@@ -435,11 +435,10 @@ def _build_strategy(
         assumptions.append(f"adapters on all {count} experts of a layer (--lora-targets attention leaves them out)")
     if question.lengths is not None:
         rounds = max(1, global_batch // (layout.dp * micro_batch))
-        multiple = 8 * layout.cp * layout.tp
         from stepcast.questions.lengths import read_lengths, shape_batches
 
         lengths, batching = read_lengths(question.lengths), question.batching or "padded"
-        shape = shape_batches(lengths, batching, seq, micro_batch, rounds, layout.dp, multiple)
+        shape = shape_batches(lengths, batching, seq, micro_batch, rounds, layout.dp, 8 * layout.cp * layout.tp)
         seq, samples = shape.seq, shape.samples_per_sequence
         choices |= {"document": shape.document, "longest": shape.longest, "filled": shape.filled}
         assumptions.append(f"{shape.description}; throughput and MFU count the tokens of samples")

@@ -91,7 +91,6 @@ def read_task(question: RlQuestion) -> RlTask:
     """Return the work of a step that *question* describes."""
     dapo = question.algorithm == "dapo"
     responses = question.prompts * question.group
-    batch = min(question.train_batch or responses, responses)
     oversampling = question.oversampling if question.oversampling is not None else 1.5 if dapo else 1.0
     require(oversampling >= 1, f"--oversampling {oversampling:g}: at least 1, as many responses as are trained on")
     return RlTask(
@@ -99,7 +98,7 @@ def read_task(question: RlQuestion) -> RlTask:
         question.group,
         read_lengths("prompt-length", question.prompt_length),
         read_lengths("response-length", question.response_length),
-        batch,
+        min(question.train_batch or responses, responses),
         question.epochs,
         question.old_logprobs is not False,
         not dapo if question.reference is None else question.reference,

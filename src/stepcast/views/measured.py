@@ -339,9 +339,7 @@ def _slow_stages(facts: Facts) -> list[ui.Figure]:
 
 def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a measured sweep of a collective and its prediction."""
-    causes = "; ".join(row["means"] for row in facts["findings"])
     disturbed = "* slower than the next larger size: disturbed, and not judged"
-    spikes = disturbed if any(row["spike"] for row in facts["rows"]) else ""
     sizes: list[ui.Figure] = []
     for name, row in facts["ranges"].items():
         if row:
@@ -350,11 +348,11 @@ def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     return build_view(
         "link sweep",
         facts,
-        verdict=causes or "all sizes reach the predicted bandwidth",
+        verdict="; ".join(row["means"] for row in facts["findings"]) or "all sizes reach the predicted bandwidth",
         sizes=sizes,
         short=[{**row, "evidence": (f"because {row['rule']}", f"look at {row['check']}")} for row in facts["findings"]],
         chart=_bandwidth(facts["rows"]),
-        spikes=spikes,
+        spikes=disturbed if any(row["spike"] for row in facts["rows"]) else "",
         size=("size_bytes", lambda row: format_bytes(row["size_bytes"]) + (" *" if row["spike"] else "")),
         predicted_with=("algorithm", lambda row: f"{row['algorithm']} {row['protocol']}"),
     )

@@ -242,7 +242,6 @@ def strategies_view(counts: Facts, ranked_candidates: Sequence[Candidate], on_fr
         for candidates in (ranked_candidates, on_front)
     )
     shown = {name: count for name, count in counts.items() if name not in ("complete", "out_of_time")}
-    figures = [ui.Figure(name.replace("_", " "), f"{count:,}") for name, count in shown.items()]
     ranked = [{**row, "rank": rank} for rank, row in enumerate(best, 1)]
     nothing = None if ranked else _describe_nothing(counts)
     return build_view(
@@ -252,7 +251,7 @@ def strategies_view(counts: Facts, ranked_candidates: Sequence[Candidate], on_fr
         chosen=strategy_words(ranked[0]) if ranked else None,
         nothing=nothing,
         nothing_found=nothing and nothing.capitalize(),
-        counted=figures,
+        counted=[ui.Figure(name.replace("_", " "), f"{count:,}") for name, count in shown.items()],
         ranked=ranked,
         ids=[row["rank"] for row in ranked],
         strategy=strategy_words,

@@ -281,7 +281,6 @@ def _roofline(facts: RooflineFacts) -> ui.Columns:
         radius = 3 + 15 * (operator["seconds"] / total_s) ** 0.5
         dots.append(ui.Dot(intensity, speed, kind, phrase("operator", operator, total_s=total_s, rate=speed), radius))
     kinds = dict.fromkeys(operator["kind"] for operator in operators)
-    lead = phrase("roofline", facts)
     roof = ui.Line(((x.low, x.low * rate), (ridge, peak), (x.high, peak)), "roof")
     label = f"Roofline of {len(operators)} operators on {facts['gpu']}"
     legend = [(OPERATOR_COLOURS[kind], OPERATOR_NAMES[kind]) for kind in kinds if kind in OPERATOR_NAMES]
@@ -294,7 +293,7 @@ def _roofline(facts: RooflineFacts) -> ui.Columns:
     )
     caption = f"The {len(shown)} operators that take longest, of {len(facts['operators'])}; on an average GPU"
     table = ui.table_of("Operators", rows, columns, caption=caption, sortable=True)
-    return ui.Columns("Operators", [chart], [table], lead=lead, wide=True, shown=ui.Shown.PAGE)
+    return ui.Columns("Operators", [chart], [table], lead=phrase("roofline", facts), wide=True, shown=ui.Shown.PAGE)
 
 
 def network_view(facts: Facts) -> ui.View:

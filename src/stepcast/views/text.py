@@ -49,8 +49,7 @@ def facts(pairs: Iterable[tuple[str, object]], width: int = 100) -> str:
 
 def wrap(text: str, width: int) -> list[str]:
     """Return *text* in lines of at most *width* where its words allow."""
-    words = visible(" ".join(text.split()))
-    return textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False) or [""]
+    return textwrap.wrap(visible(" ".join(text.split())), width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def bullet(text: str, mark: str, width: int = 100) -> str:
