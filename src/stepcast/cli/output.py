@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # Characters within strings of JSON; outside of them there are none.
 UNSEEN_IN_JSON = re.compile(f"[{UNSEEN}]")
 BEYOND_ASCII = re.compile(r"[^\n -~]")
+SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/")  # in a URL
 # Arguments of verbs that name files to write and files to read.
 WRITTEN = ("trace", "html", "to_workload", "output", "out", "save", "to_file", "markdown", "junit")
 READ = (
@@ -209,15 +210,15 @@ def write_view(args: argparse.Namespace, view: View) -> None:
     """Write the page of an answer if ``--html`` asks for it, with a link to the trace that was written with it."""
     if not args.html:
         return
-    from urllib.parse import quote
-
     from stepcast.views.document import About
     from stepcast.views.html import render_page
 
     links = []
     if trace := getattr(args, "trace", None):
         where = os.path.relpath(trace, os.path.dirname(os.path.abspath(args.html)))
-        links.append(("Trace for ui.perfetto.dev", f"./{quote(os.fsencode(where.replace(os.sep, '/')))}"))
+        data = os.fsencode(where.replace(os.sep, "/"))
+        url = "./" + "".join(chr(byte) if byte in SAFE else f"%{byte:02X}" for byte in data)
+        links.append(("Trace for ui.perfetto.dev", url))
     about = About(args.verb, getattr(args, "command", ""), __version__, tuple(links))
     write_file(args.html, render_page(view, about))
 
