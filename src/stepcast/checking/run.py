@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from importlib import import_module
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from stepcast.inputs.configs import megatron, torchtitan, tuning
 from stepcast.inputs.configs.keys import RunConfig
 from stepcast.inputs.huggingface.reader import read_config
-from stepcast.ir.types import FactDict, Facts
+from stepcast.ir.types import FactDict, Facts, require
 from stepcast.questions.choices import read_choices
 from stepcast.questions.question import PredictQuestion
 from stepcast.units import format_bytes, format_change, format_seconds
@@ -205,8 +205,6 @@ class RunCheck:
 
     def _forecast_at_pace(self, measured_s: float) -> tuple[float, str]:
         """Return the step predicted at the pace that the CPU had during the steps, and the sentence about it."""
-        from dataclasses import replace
-
         calibration = self._settled_choices["calibration"]
         slower = mean(self._slowdowns)  # a step lasts longer than one slice of a shared core
         now = replace(calibration, pace=calibration.pace * slower)
@@ -259,8 +257,7 @@ def has_gpu() -> bool:
 
 def detect_gpu() -> str:
     """Return the name of the GPU at hand; a ValueError without one."""
-    if not has_gpu():
-        raise ValueError("no GPU at hand: name the one to forecast, such as check(trainer, gpu='h100-sxm')")
+    require(has_gpu(), "no GPU at hand: name the one to forecast, such as check(trainer, gpu='h100-sxm')")
     return str(sys.modules["torch"].cuda.get_device_name(0))
 
 
@@ -409,8 +406,7 @@ def _describe_trainer(trainer: Script) -> FactDict:
     deepspeed = getattr(trainer.args, "hf_deepspeed_config", None)
     if deepspeed is not None:
         table["deepspeed"] = deepspeed.config
-    kind = type(trainer).__name__.lower()
-    table["trainer_kind"] = next((task for task in ("dpo", "reward") if task in kind), "")
+    table["trainer_kind"] = next((task for task in ("dpo", "reward") if task in type(trainer).__name__.lower()), "")
     choices = _options(tuning.read(table, "trainer"))
     for name in ("epochs", "steps", "samples", "gpus", "batching"):
         choices.pop(name, None)
@@ -428,8 +424,7 @@ def _describe_model(model: Script, framework: str = "") -> FactDict:
     kinds = (str, int, float, list, dict, type(None))
     plain = {key: value for key, value in table.items() if isinstance(value, kinds)}
     choices: FactDict = {"model": read_config(json.dumps(plain, default=str), name)}
-    parameters = list(model.parameters())
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if adapters := getattr(model, "peft_config", None):
         config = next(iter(adapters.values()))
         choices |= {"lora_rank": config.r, "lora_dropout": float(config.lora_dropout or 0.0)}
@@ -487,13 +482,10 @@ def _accelerate_table(accelerator: Script) -> dict[str, object]:
     if kind == "DEEPSPEED" and plugin is not None:
         table["deepspeed_config"] = {"zero_stage": int(getattr(plugin, "zero_stage", 0) or 0)}
     if kind == "FSDP" and plugin is not None:
-        reshard = str(getattr(plugin, "reshard_after_forward", True))
-        version = getattr(plugin, "fsdp_version", 2)
-        prefetch = str(getattr(plugin, "backward_prefetch", ""))
         table["fsdp_config"] = {
-            "fsdp_version": version,
-            "fsdp_reshard_after_forward": reshard,
-            "fsdp_backward_prefetch": prefetch,
+            "fsdp_version": getattr(plugin, "fsdp_version", 2),
+            "fsdp_reshard_after_forward": str(getattr(plugin, "reshard_after_forward", True)),
+            "fsdp_backward_prefetch": str(getattr(plugin, "backward_prefetch", "")),
         }
     return table
 

@@ -64,8 +64,7 @@ def analyze_files(
         write_trace(load_lazily("cli.analyses:measured_timeline")(document), trace)
     # What ``stepcast record`` wrote next to the traces.
     if entry.name == "kineto" and len(files) == 1 and (ranks := read_steps(os.path.join(files[0], STEPS))):
-        recorded = join_recorded(ranks, read_logs(files[0]), result.facts()["collectives"])
-        result = replace(result, recorded=recorded)
+        result = replace(result, recorded=join_recorded(ranks, read_logs(files[0]), result.facts()["collectives"]))
     return result, [result.show(document if isinstance(document, Timeline) else None)]
 
 
@@ -92,8 +91,7 @@ def _analyze_each(
     results = {path: analyze_document(entry, document, question) for path, document in documents.items()}
     runs = [{"file": file, **result.facts()} for file, result in results.items()]
     warnings = [f"{facts['file']}: {note}" for facts in runs for note in facts["warnings"]]
-    views = [result.show() for result in results.values()]
-    return AnalyzedLogs(format=entry.name, runs=runs, warnings=warnings), views
+    return AnalyzedLogs(format=entry.name, runs=runs, warnings=warnings), [result.show() for result in results.values()]
 
 
 def read_measured(paths: Sequence[str]) -> tuple[Format, Any]:

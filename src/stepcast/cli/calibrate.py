@@ -62,11 +62,10 @@ def _calibrate_megatron(paths: Sequence[str], args: argparse.Namespace) -> tuple
             f"{paths[0]}: a Megatron trace does not name its GPU; use --gpu or --cluster, such as --cluster a800-node"
         )
     gpu = load_gpu(args.gpu) if args.gpu else load_cluster(args.cluster).gpu
-    folders = group_by_key((os.path.dirname(path), path) for path in paths)
     reader = format_named("megatron")
     runs = {
         folder if len(files) > 1 else files[0]: analyze_megatron(read_sources(list(map(open_source, files)), reader))
-        for folder, files in folders.items()
+        for folder, files in group_by_key((os.path.dirname(path), path) for path in paths).items()
     }
     return calibrate_megatron(runs, gpu, args.cluster, args.model)
 
@@ -174,8 +173,7 @@ def _collective_facts(fitted: FittedConstants, files: list[str], cluster: str, s
 def _write_cluster(fitted: FittedConstants, facts: FactDict, args: argparse.Namespace) -> str:
     base = args.cluster
     if base.endswith(".toml"):
-        folder = os.path.dirname(os.path.abspath(args.output)) if args.output else os.getcwd()
-        base = os.path.relpath(base, folder)
+        base = os.path.relpath(base, os.path.dirname(args.output or "") or ".")
     errors = ", ".join(f"{format_percent(facts[name])} {word}" for name, word in ERRORS.items())
     written = [constant for constant in CONSTANTS if constant.key in fitted.values] if facts["used"] else []
     source = f"stepcast calibrate on {', '.join(facts['logs'])}: mean error {errors}".replace('"', "'")

@@ -173,9 +173,8 @@ def run_captured_search(args: argparse.Namespace) -> int:
             chosen[name] = value[0]
     rows = list(search_layouts(captured, chosen))
     best = sorted(rows, key=lambda row: (not row["fits"], row["step_s"]))
-    fitting = sum(bool(row["fits"]) for row in rows)
     facts = {"kind": "captured search", "model": captured.name, "gpus": best[0]["gpus"], "candidates": len(rows)}
-    facts |= {"fitting": fitting, "rows": best[: asked.top], **origin(args)}
+    facts |= {"fitting": sum(bool(row["fits"]) for row in rows), "rows": best[: asked.top], **origin(args)}
     output.show_view(args, captured_search_view(facts))
     return 0 if best[0]["fits"] else 1
 
@@ -215,8 +214,7 @@ def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster
     tp, pp = question.tp if question.tp > 1 else int(own.get("tp", 1)), question.pp
     own_gpus = 0 if question.nodes or question.dp else int(own.get("gpus", 0))
     gpus = count_stated_gpus(question, cluster, tp * pp, "tp x pp", own_gpus) or 1
-    if gpus % (pp * tp):
-        raise ValueError(f"{gpus} GPUs are not a multiple of tp x pp = {tp * pp}")
+    require(gpus % (pp * tp) == 0, f"{gpus} GPUs are not a multiple of tp x pp = {tp * pp}")
     dp, batch = gpus // (pp * tp), question.global_batch
     accumulated = captured.batch * dp * int(own.get("accumulation", 1))
     batches, rest = divmod(batch or accumulated, captured.batch * dp)

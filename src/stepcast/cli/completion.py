@@ -28,10 +28,9 @@ def _fish(words: dict[str, list[str]]) -> str:
     lines = []
     for verb, listed in words.items():
         lines.append(f"complete -c stepcast -n __fish_use_subcommand -f -a {verb} -d '{summaries[verb]}'")
-        condition = f"'__fish_seen_subcommand_from {verb}'"
         for word in listed:
             kind = f"-l {word[2:]}" if word.startswith("--") else f"-a {word}"
-            lines.append(f"complete -c stepcast -n {condition} {kind}")
+            lines.append(f"complete -c stepcast -n '__fish_seen_subcommand_from {verb}' {kind}")
     return "\n".join(lines) + "\n"
 
 

@@ -71,9 +71,8 @@ def run_op(args: argparse.Namespace) -> int:
     if calibration is not None:
         check_gpu(calibration, args.calibration, gpu.name)
     priced = compute_price if calibration is None else calibration.price
-    load = SUSTAINED if args.busy else ALONE
     works = list(_works(args))
-    prices = [priced(work, gpu, default_fit(), load) for work in works]
+    prices = [priced(work, gpu, default_fit(), SUSTAINED if args.busy else ALONE) for work in works]
     dtype, warnings = DType(args.dtype), []
     if args.kind in MATRIX_KINDS and (used := gpu.runs_as(dtype)) != dtype:
         warnings = [
@@ -178,9 +177,8 @@ def run_collective(args: argparse.Namespace) -> int:
         sizes = [2**power for power in range(3, largest.bit_length())]
     if args.engine == "fluid":
         return _run_fluid(args, sizes, cluster)
-    prices = [_price(args, size, route) for size in sizes]
     about = {"collective": args.kind, "cluster": cluster.name, "ranks": route.ranks, "nodes": route.nodes}
-    rows = [_collective_record(price) for price in prices]
+    rows = [_collective_record(_price(args, size, route)) for size in sizes]
     uneven = uneven_warning("a group of", route, cluster, place)
     warnings = [*uneven, *cluster.list_doubts(), *find_doubts({"rows": rows})]
     answer = {"rows": rows} if args.sweep else rows[0]

@@ -65,7 +65,6 @@ def run_predict(args: argparse.Namespace) -> int:
         require(args.save.endswith(".toml"), f"--save {args.save}: use a file name that ends in .toml")
         write_file(args.save, save_run(settled))
     prediction = settled.prediction.noting(settled.assumptions, warnings)
-    fits = prediction.fits
     values = settled.model, settled.cluster, settled.strategy, settled.framework
     emitted = emit_config(args.emit, settled.question, *values, prediction.step_s) if args.emit else None
 
@@ -77,7 +76,7 @@ def run_predict(args: argparse.Namespace) -> int:
     facts = answer_facts(prediction, settled, args.run_file)
     show_prediction(prediction, args, {**facts, "emitted": emitted.facts()} if emitted else facts, changes)
     show_emitted(args, emitted)
-    return DOES_NOT_FIT if args.require_fit and not fits else 0
+    return DOES_NOT_FIT if args.require_fit and not prediction.fits else 0
 
 
 def _run_captured(args: argparse.Namespace) -> int:
@@ -105,8 +104,7 @@ def _write_workload(path: Path, settled: SettledRun) -> list[str]:
     def seconds(work: Work) -> float:
         return price(work).seconds  # type: ignore[arg-type]
 
-    packed = path.suffix == ".gz"
-    if (path.with_suffix("") if packed else path).suffix == ".et":
+    if (path.with_suffix("") if path.suffix == ".gz" else path).suffix == ".et":
         timed = replace(record_times(workload, seconds), manner=manner_of(model, strategy, framework))
         timed = replace(timed, notes=(*timed.notes, ("gpu", settled.cluster.gpu.name)))
         output.write_files(chakra.files(timed, str(path)))
@@ -314,8 +312,7 @@ def run_rl(args: argparse.Namespace) -> int:
     from stepcast.rl.question import answer_rl, ask_rl, rl_facts, search_rl
     from stepcast.views.generation import rl_search_view, rl_view
 
-    given = {name: getattr(args.question, name) for name in args.stated}
-    question, config = ask_rl(given, args.run, args.config)
+    question, config = ask_rl(pick(args.question, " ".join(args.stated)), args.run, args.config)
     if question.search:
         with watch_progress(output.ProgressBar("rl", " candidates")):
             result = search_rl(question)

@@ -109,8 +109,7 @@ class Parser(argparse.ArgumentParser):
             kind = "option" if rest[0].startswith("-") else "word"
             self.error(f"unrecognised {kind} {rest[0]!r}{_find_option(rest[0], known) or _suggest(rest[0], known)}")
         if not hasattr(result, "given"):
-            unusual = (name for name, value in vars(result).items() if value != self.get_default(name))
-            result.given = frozenset(unusual)
+            result.given = frozenset(name for name, value in vars(result).items() if value != self.get_default(name))
         return result, rest
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
@@ -186,8 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.disable()  # a command makes few reference cycles, and the search for them takes a tenth of its time
         streams.open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    plain = "--plain" in arguments
-    with streams.safe_streams(plain):
+    with streams.safe_streams("--plain" in arguments):
         status = _answer([word for word in arguments if word != "--plain"])
     if argv is None:
         gc.freeze()  # nor is the end of the process the time to search for them

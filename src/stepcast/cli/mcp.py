@@ -243,9 +243,8 @@ def command_line(tool: str, arguments: Facts) -> list[str]:
         if kind == "boolean":
             if not isinstance(value, bool):
                 raise ToolError(f"{name} must be true or false, not {value!r}")
-            long = action.option_strings[0]
             denied = next((option for option in action.option_strings if option.startswith("--no-")), None)
-            options += [long] if value else [denied] if denied else []
+            options += action.option_strings[:1] if value else [denied] if denied else []
         elif not all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in values):
             raise ToolError(f"{name} must be text or a number, not {json.dumps(value)[:80]}")
         elif action.option_strings:

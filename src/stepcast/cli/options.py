@@ -26,13 +26,6 @@ if TYPE_CHECKING:
     from stepcast.questions.runs import RunFile
 
 
-def _read_size(text: str) -> int:
-    try:
-        return parse_size_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def _read_collective(text: str) -> str:
     """Read ``AllReduce``, ``all_reduce`` and ``allreduce`` as one."""
     plain = text.lower().replace("_", "-")
@@ -59,7 +52,7 @@ TYPES: Mapping[str, Callable[[str], object]] = {
             ("backward-factor idle", readers.amount),
             ("min-change", readers.share),
             ("jitter", readers.deviation),
-            ("size", _read_size),
+            ("size", parse_size_bytes),
         )
         for name in names.split()
     },

@@ -130,9 +130,8 @@ def check_files(args: argparse.Namespace) -> None:
 
 def _paths(args: argparse.Namespace, name: str) -> list[str]:
     value = getattr(args, name, None)
-    given = value if isinstance(value, list) else [value]
     # --runs is a number in other verbs; a name without a file is an error when it is opened.
-    return [path for path in given if isinstance(path, str) and path]
+    return [path for path in (value if isinstance(value, list) else [value]) if isinstance(path, str) and path]
 
 
 def write_file(path: str, data: bytes, resumes: bool = False) -> int:
@@ -308,8 +307,7 @@ def show_prediction(
         facts["critical_path"] = _path_rows(prediction)
     if args.trace:
         facts["trace"] = args.trace
-        timeline = prediction.timeline
-        write_trace(replace(timeline, facts={**origin(args), "step_s": prediction.step_s}), args.trace)
+        write_trace(replace(prediction.timeline, facts={**origin(args), "step_s": prediction.step_s}), args.trace)
     explained, below = getattr(args, "explain_memory", False), []
     if args.html:  # its page also has the timeline, the roofline and the changes to try
         from stepcast.forecast.prediction import roofline

@@ -25,7 +25,6 @@ from stepcast.units import format_bytes, format_percent, format_rate, format_sec
 from stepcast.views.text import facts, table
 
 LIMIT_S, QUICK_LIMIT_S = 150.0, 45.0  # of the operators; the rest is measured when the command runs again
-
 KEEP_EVERY_S = 5.0
 LOOK_EVERY = 5  # operators, between two measurements of the CPU
 

@@ -46,8 +46,7 @@ def replay_files(
     cluster = load_cluster(question.cluster, question.set) if question.cluster else None
     if question.engine != "fast" and cluster is None:
         raise ValueError(f"--engine {question.engine} needs the links of a cluster: use --cluster as well")
-    dtype = str(recording.facts.get("dtype", "bf16"))
-    around = surroundings(dtype, recording.layout.tp, question.gpu, cluster)
+    around = surroundings(str(recording.facts.get("dtype", "bf16")), recording.layout.tp, question.gpu, cluster)
     replayed = replay(recording, changes, around, cluster if question.engine != "fast" else None)
     if trace:
         write_trace(_build_timeline(replayed), trace)

@@ -82,8 +82,7 @@ def compare(first: FormChoices, second: FormChoices) -> AppAnswer:
         names = (f"{names[0]} (first)", f"{names[1]} (second)")
     facts = compare_facts(*sides).facts()
     commands = "\n".join(side["command"] for side in sides)
-    view = compare_view(facts, (names[0], names[1]))
-    return _answer(view, "compare", commands, facts["step_s"])
+    return _answer(compare_view(facts, (names[0], names[1])), "compare", commands, facts["step_s"])
 
 
 def plan(choices: FormChoices) -> AppAnswer:

@@ -71,8 +71,7 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, object]]
             with suppress(CatalogError):
                 clusters[name] = load_cluster(name)
     yield from ((name, CLUSTER, cluster) for name, cluster in clusters.items())
-    files = [file for file in args.files if file not in clusters]
-    for source in open_sources(files, args.format, _recognise):
+    for source in open_sources([file for file in args.files if file not in clusters], args.format, _recognise):
         entry = format_named(args.format) if args.format else _recognise(source)
         if entry in (CLUSTER, CALIBRATION, FRAMEWORK):
             if not source.path.endswith(".toml"):

@@ -81,8 +81,7 @@ def _check(workload: Workload, args: argparse.Namespace) -> None:
         messages: set[Collective | Transfer] = {Transfer(Direction.SEND, 0, Group.PP)}
         for stage in workload.stages:
             for layer, _ in stage.counted_layers(workload.micro_batches):
-                ops = layer.all_ops
-                messages |= {op.work for op in ops if isinstance(op.work, Collective | Transfer)}
+                messages |= {op.work for op in layer.all_ops if isinstance(op.work, Collective | Transfer)}
         exchanges = {work for work in messages if layout.size(work.group) > 1}
     groups = {work.group for work in exchanges}
     reductions = [work for work in exchanges if isinstance(work, Collective) and work.kind is CollectiveKind.ALL_REDUCE]
@@ -103,8 +102,6 @@ def _options(args: argparse.Namespace) -> Options:
     slow_groups = _factors(args.slow_group, "--slow-group")
     for name, _ in slow_groups:
         require(name in set(Group), f"--slow-group {name!r}: expected one of {', '.join(Group)}")
-    groups = {Group(name): factor for name, factor in slow_groups}
-    forced = {CollectiveKind.ALL_REDUCE: Algorithm(args.all_reduce)} if args.all_reduce else {}
     schedule: Schedule | str | None = args.schedule
     if isinstance(schedule, str) and schedule not in SCHEDULES:
         if not Path(schedule).exists():
@@ -117,8 +114,8 @@ def _options(args: argparse.Namespace) -> Options:
         schedule=schedule,
         body=Body(args.body),
         send=Send(args.messages) if args.messages else None,
-        algorithms=forced,
-        conditions=Conditions(stages, groups),
+        algorithms={CollectiveKind.ALL_REDUCE: Algorithm(args.all_reduce)} if args.all_reduce else {},
+        conditions=Conditions(stages, {Group(name): factor for name, factor in slow_groups}),
         place=Place(args.place),
         engine=Engine(args.engine),
     )
@@ -176,8 +173,7 @@ def _run_simai(workload: Workload, args: argparse.Namespace) -> int:
 
 
 def run_network(args: argparse.Namespace) -> int:
-    has_workload = args.model is not None and is_workload(args.model)
-    if has_workload:
+    if args.model is not None and is_workload(args.model):
         prediction, fast_s, asked = _simulate_workload(args)
     else:
         run = settle(args.question.change({"engine": "fluid"}))

@@ -113,16 +113,14 @@ def _predict(points: Sequence[Words]) -> Answers:
             results[place] = _describe_error(error)
     for _, group in groupby(asked, key=lambda entry: shared_values(entry[1])):
         several = list(group)
-        predictions = _predictions([run for _, run in several])
-        for (place, run), prediction in zip(several, predictions, strict=True):
+        for (place, run), prediction in zip(several, _predictions([run for _, run in several]), strict=True):
             results[place] = _answer_or_error(_row, run, prediction, bool(points[place].get(BREAKDOWN)))
     return results
 
 
 def shared_values(run: SettledRun) -> tuple[object, ...]:
     """Return what runs that are predicted together have in common."""
-    values = run.model, id(run.cluster), run.framework, id(run.calibration)
-    return (*values, run.options.place, run.options.engine)
+    return run.model, id(run.cluster), run.framework, id(run.calibration), run.options.place, run.options.engine
 
 
 def _predictions(asked: Sequence[SettledRun]) -> list[Prediction | Exception]:
@@ -182,11 +180,10 @@ def _plan(words: Words) -> FactDict:
     question = build_question(PlanQuestion, words)
     plan = settle_plan(question.change({"allow_oom": question.step_s is None})).answer()
     facts, fits = plan.to_dict(), plan.fits
-    ideal_s = facts["days"]["without_interruption"] * DAY
     gpu_s = sum(phase["steps"] * phase["step_s"] * phase["gpus"] for phase in facts["phases"])
     memory = [phase["memory_bytes"]["total"] for phase in facts["phases"] if phase["memory_bytes"]]
     return {
-        "step_s": ideal_s / facts["steps"],
+        "step_s": facts["days"]["without_interruption"] * DAY / facts["steps"],
         "tokens_per_s_per_gpu": facts["tokens"] / gpu_s if facts["tokens"] else None,
         "mfu": facts["mfu"],
         "memory_bytes": max(memory, default=None),

@@ -96,8 +96,7 @@ def _default_places(entry: MeasurementSet) -> tuple[Path, ...]:
     """Rows inside the package, or in ``shared/data`` outside the checkout."""
     package = Path(__file__).resolve().parents[1]
     outside = [root / "shared" / "data" for root in (Path.cwd().parent, package.parents[2])]
-    folders = (_folders_in(data, entry) for data in (package / "data", *outside))
-    return next(filter(None, folders), ())
+    return next(filter(None, (_folders_in(data, entry) for data in (package / "data", *outside))), ())
 
 
 def _board_facts(board: Scoreboard) -> FactDict:

@@ -251,9 +251,7 @@ def generation_memory(
     cache, states, windows = max(reversed(held), key=lambda stage: stage[0] + sum(stage[2].values()) + stage[1])
     share, reserved = engine.memory_share if memory_share is None else memory_share, engine.reserved_gib * GIB
     free = max(share * gpu.memory_bytes - weights - reserved, 0.0)
-    return GenerationMemory(
-        weights, reserved, free, cache, tuple(sorted(windows.items())), states, gpu_bytes=gpu.memory_bytes
-    )
+    return GenerationMemory(weights, reserved, free, cache, tuple(sorted(windows.items())), states, gpu.memory_bytes)
 
 
 # Kernels of the indexer of sparse attention in DeepSeek-V3.2's model.py (2025): three projections, a norm, rotary
@@ -271,14 +269,13 @@ def list_products(
     part with the same input are one kernel (qkv, gate and up).
     """
     products: Counter[tuple[int, int, str]] = Counter()
+    split = layout.tp, layout.ep, layout.expert_tp, model.padded_vocab(layout.tp)
     kinds = Counter((block.mixer, block.feed_forward) for block in model.blocks)
     for (mixer, feed_forward), count in kinds.items():
         merged: Counter[tuple[WeightPart, int, bool]] = Counter()
         for weight in model.block_weights(LayerParts(mixer, feed_forward)):
             if weight.is_multiplied and weight.part is not WeightPart.EXPERTS:
-                _, outputs, inputs = weight.matrices_on_rank(
-                    layout.tp, layout.ep, layout.expert_tp, model.padded_vocab(layout.tp)
-                )
+                _, outputs, inputs = weight.matrices_on_rank(*split)
                 merged[weight.part, inputs, bool(weight.inputs_split)] += outputs
         for (part, inputs, _), outputs in merged.items():
             recipe = "bf16" if part in UNQUANTISED else formats.recipe(experts=False)

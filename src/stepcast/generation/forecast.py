@@ -5,17 +5,8 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
-from stepcast.generation.engine import (
-    NO_SPECULATION,
-    EngineProfile,
-    GenerationFormats,
-    GenerationLayout,
-    GenerationMemory,
-    Speculation,
-    StepTimes,
-    generation_memory,
-    step_times,
-)
+from stepcast.generation import engine as engines
+from stepcast.generation.engine import EngineProfile, GenerationFormats, GenerationLayout, GenerationMemory, StepTimes
 from stepcast.generation.lengths import Lengths
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
@@ -376,12 +367,12 @@ def forecast_generation(
     engine: EngineProfile,
     task: GenerationTask,
     memory_share: float | None = None,
-    speculation: Speculation = NO_SPECULATION,
+    speculation: engines.Speculation = engines.NO_SPECULATION,
 ) -> GenerationForecast:
     """Return the forecast of *task* by engines of *layout*."""
     check_layout(model, layout)
-    steps = step_times(model, cluster, layout, formats, engine, speculation)
-    memory = generation_memory(model, layout, formats, cluster.gpu, engine, memory_share)
+    steps = engines.step_times(model, cluster, layout, formats, engine, speculation)
+    memory = engines.generation_memory(model, layout, formats, cluster.gpu, engine, memory_share)
     limit = batch_limit(steps, memory, task.prompt.mean, task.response.mean)
     assumptions, gpu, half = [NOT_MODELLED, *model.unread], cluster.gpu, cluster.gpu.half_format
     for stored, part in ((formats.dense, "weights"), (formats.cache, "KV cache")):

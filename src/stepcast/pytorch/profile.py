@@ -34,7 +34,7 @@ from stepcast.hardware.catalog import load_data, load_gpu
 from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.operator_tables import OperatorTable, find_operator_tables, read_operator_table
 from stepcast.inputs.source import parse_toml
-from stepcast.ir.types import DType, dataclass, group_by_key
+from stepcast.ir.types import DType, dataclass, group_by_key, require
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.pytorch.run.execute import call_on_ranks
 from stepcast.pytorch.run.operators import Call, Operators
@@ -205,8 +205,7 @@ def import_tables(places: Sequence[str], gpu: Gpu | None) -> ImportedPoints:
             f"no row is a matrix product{on}; expected a table such as gemm_perf.csv"
             + "".join(f"; {reason}" for reason in reasons)
         )
-    if len(seen) > 1:
-        raise ValueError(f"the tables hold products of {', '.join(sorted(seen))}; name one GPU with --gpu")
+    require(len(seen) == 1, f"the tables hold products of {', '.join(sorted(seen))}; name one GPU with --gpu")
     cases = list[Case]()
     for own_cases in group_by_key((case.kind, case) for case in points).values():
         own_cases.sort(key=lambda case: points[case])
@@ -221,8 +220,7 @@ def import_tables(places: Sequence[str], gpu: Gpu | None) -> ImportedPoints:
 def _products(rows: OperatorTable, gpu: Gpu) -> Iterator[tuple[Case, float]]:
     """Yield each product with its seconds alone."""
     recipe = RECIPES.get(rows.word("dtype", "gemm_dtype"), "")
-    if recipe not in IMPORTED:
-        raise ValueError(f"products in {rows.word('dtype', 'gemm_dtype')!r} are not imported")
+    require(recipe in IMPORTED, f"products in {rows.word('dtype', 'gemm_dtype')!r} are not imported")
     m, n, k = (rows.counts(side) for side in "mnk")
     measured_s = rows.numbers("latency_ms") * MS
     alone_s = measured_s.copy()
@@ -491,8 +489,7 @@ def host_s(torch: ModuleType, call: Call, calls: int = HOST_CALLS) -> float:
 
 def measure_host(torch: ModuleType, gpu: str) -> calibration.Calibration:
     """Return the pace of this host as a calibration. It changes with the other load; measuring takes 0.25 s."""
-    seconds = min(0.09, host_s(torch, small_step(torch, "cuda"), STEP_RUNS))
-    launch = {STEP: seconds, LOOKS: HOST_LOOKS}
+    launch = {STEP: min(0.09, host_s(torch, small_step(torch, "cuda"), STEP_RUNS)), LOOKS: HOST_LOOKS}
     return calibration.calibration({"gpu": load_gpu(gpu).name, "launch": launch}, "this host")
 
 

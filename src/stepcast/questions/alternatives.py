@@ -192,9 +192,8 @@ def _plan_row(question: PlanQuestion, _: Watching) -> Row:
     if step is None:
         raise ValueError("a measured step (--step-s) is that of one cluster")
     row = _step_row(step.cluster, step.framework.name, step.strategy, step.prediction.report)
-    amounts = {**facts, "days": facts["days"]["median"]}
     run = {"energy_mwh": facts["energy_mwh"], "goodput": facts["goodput"], "command": _command("plan", question)}
-    return {**row, **_money(amounts, settled.question), **run}, settled.assumptions
+    return {**row, **_money({**facts, "days": facts["days"]["median"]}, settled.question), **run}, settled.assumptions
 
 
 def _command(verb: str, question: Question) -> str:

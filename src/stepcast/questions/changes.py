@@ -17,16 +17,10 @@ from stepcast.ir.legality import is_legal
 from stepcast.ir.limits import LimitError
 from stepcast.ir.strategy import BaseWeights
 from stepcast.ir.types import ChangeFacts, FactDict
+from stepcast.questions import settle as settling
 from stepcast.questions.choices import alias_flags, alias_names, option_of
 from stepcast.questions.question import PredictQuestion
-from stepcast.questions.settle import (
-    FULL_TUNING_FRAMEWORK,
-    PEFT_RANK,
-    TUNING_FRAMEWORK,
-    SettledRun,
-    default_framework,
-    settle,
-)
+from stepcast.questions.settle import SettledRun, default_framework, settle
 from stepcast.units import format_bytes
 
 SHOWN_REMEDIES = 2
@@ -115,8 +109,7 @@ class _Remedies:
             answer = None if "sharding" in names else self._answer(strongest)
             if answer is not None and answer[1] is Verdict.DOES_NOT_FIT:
                 continue  # so no milder combination of these axes fits
-            ranges = [range(1, strongest[name] + 1) for name in names]
-            for steps in sorted(product(*ranges), key=sum):
+            for steps in sorted(product(*(range(1, strongest[name] + 1) for name in names)), key=sum):
                 levels = dict(zip(names, steps, strict=True))
                 fitting = (*known, *mildest)
                 if any(all(step <= levels.get(name, 0) for name, step in other.items()) for other in fitting):
@@ -138,8 +131,7 @@ class _Remedies:
             is_other = run.framework.name not in (self.asked.framework.name, change.get("framework"))
             lacks = is_other or set(run.missing) - set(self.asked.missing)
             if not lacks and is_legal(run.model, run.strategy, run.framework):
-                stages = memory(run.model, run.strategy, run.cluster.gpu, run.framework)
-                self.tried[key] = run, verdict_of(stages)
+                self.tried[key] = run, verdict_of(memory(run.model, run.strategy, run.cluster.gpu, run.framework))
         return self.tried[key]
 
     def _change(self, levels: Levels) -> Change:
@@ -147,9 +139,12 @@ class _Remedies:
         change = {name: self.axes[name][level - 1] for name, level in levels.items()}
         if change.keys() & {"micro_batch", "tp", "pp", "cp"}:
             change["global_batch"] = self.asked.batch["global_batch"]
-        if change.keys() & {"lora_rank", "base_weights"} and self.asked.framework.name == FULL_TUNING_FRAMEWORK:
-            change["framework"] = TUNING_FRAMEWORK
-        by_default = self.asked.framework.name == TUNING_FRAMEWORK and self.asked.question.framework is None
+        if (
+            change.keys() & {"lora_rank", "base_weights"}
+            and self.asked.framework.name == settling.FULL_TUNING_FRAMEWORK
+        ):
+            change["framework"] = settling.TUNING_FRAMEWORK
+        by_default = self.asked.framework.name == settling.TUNING_FRAMEWORK and self.asked.question.framework is None
         if by_default and change.keys() & {"tp", "pp", "cp"}:  # peft splits no model
             change["framework"] = default_framework(self.asked.question.lora_rank, split=2)
         return change
@@ -168,7 +163,7 @@ def _remedy_axes(asked: SettledRun) -> dict[str, list[int] | list[str]]:
         "micro_batch": list(_halves(asked.question.micro_batch)),
         "recompute": list(RECOMPUTES[RECOMPUTES.index(recompute) + 1 :]) if recompute in RECOMPUTES else ["full"],
         "optimizer": ["adamw:8bit"] if tunes and asked.question.optimizer in (None, "adamw") else [],
-        "lora_rank": [PEFT_RANK] if tunes else [],
+        "lora_rank": [settling.PEFT_RANK] if tunes else [],
         "base_weights": ["nf4"] if quantises else [],
         "tp": list(_doubles(layout.tp, layout.dp, asked.cluster.domain_gpus)),
         "pp": list(_doubles(layout.pp, layout.dp, asked.model.layers)),

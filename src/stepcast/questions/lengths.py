@@ -68,8 +68,7 @@ def read_lengths(text: str) -> SampleLengths:
             f"{text!r}: {missing}expected mean=600,max=4096, a histogram such as 256:0.3,1024:0.7, or a .jsonl, .json "
             "or .parquet file"
         )
-    points = np.cumsum(shares) / shares.sum()
-    tokens = values[np.searchsorted(points, (np.arange(SAMPLED) + 0.5) / SAMPLED)]
+    tokens = values[np.searchsorted(np.cumsum(shares) / shares.sum(), (np.arange(SAMPLED) + 0.5) / SAMPLED)]
     return SampleLengths(tokens.astype(np.float64), "a histogram of lengths")
 
 

@@ -234,8 +234,7 @@ def _size_run(question: PlanQuestion) -> SettledPlan:
             and (gpus <= per_node or gpus % per_node == 0)
         )
 
-    most = min(question.global_batch or MOST_REPLICAS, MOST_REPLICAS)
-    options = list(filter(is_possible, range(1, most + 1))) or [1]
+    options = list(filter(is_possible, range(1, min(question.global_batch or MOST_REPLICAS, MOST_REPLICAS) + 1))) or [1]
     best: SettledPlan | None = None
     late, done = -1, len(options)  # positions of the most replicas that are late, and of the fewest that are not
     limit = why = shortage = ""
@@ -301,8 +300,7 @@ def _build_phase(question: PlanQuestion, step: SettledRun | None, operation: Ope
         assert question.step_s is not None
         assert question.gpus is not None
         tokens = float(question.seq or 0) * (question.global_batch or 0)
-        replicas = _measured_replicas(question) or 1
-        phase = TrainingPhase(0, question.step_s, tokens, question.gpus, replicas=replicas)
+        phase = TrainingPhase(0, question.step_s, tokens, question.gpus, replicas=_measured_replicas(question) or 1)
     else:
         node, report, layout = step.cluster.node, step.prediction.report, step.strategy.layout
         gpus, memory = min(node.gpus, layout.gpus), report.memory_bytes

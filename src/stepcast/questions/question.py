@@ -20,17 +20,7 @@ from stepcast.ir.limits import LAYERS, MICRO_BATCHES, SEQUENCES, TOKENS
 from stepcast.ir.strategy import BaseWeights, ContextKind, Objective, RecomputeModule, Sharding
 from stepcast.ir.types import DType, Facts, dataclass
 from stepcast.questions import choices as readers
-from stepcast.questions.choices import (
-    Choice,
-    Question,
-    amount,
-    choices_of,
-    count,
-    defaults_of,
-    gpu_count,
-    positive,
-    read_rules,
-)
+from stepcast.questions.choices import Choice, Question, amount, choices_of, count, defaults_of, gpu_count, positive
 from stepcast.units import DEFAULT_CURRENCY, parse_count
 
 PIPELINED = tuple(str(kind) for kind, facts in schedules.SCHEDULES.items() if not facts.alone)
@@ -84,7 +74,7 @@ _load_tables = cache(read_toml)
 def rules_of(name: str) -> tuple[Rule, ...]:
     """Return the rules of a verb, and the shared ones that it uses."""
     table = _load_tables(str(DATA / "rules.toml")).get(name, {})
-    stated = read_rules(f"{name.capitalize()}Question")
+    stated = readers.read_rules(f"{name.capitalize()}Question")
     own = [Rule((option,), condition, why, kind == "note") for option, kind, condition, why in stated]
     own += [
         Rule(tuple(options.split()), condition, otherwise, harmless)
@@ -126,8 +116,7 @@ def _name_option(option: str, meaning: Callable[[str], object]) -> Callable[[str
             return meaning(text)
         except ValueError as error:
             message = str(error)
-            named = f"{option} {message}" if message.startswith(("'", "selective: ")) else message
-            raise ValueError(named) from None
+            raise ValueError(f"{option} {message}" if message.startswith(("'", "selective: ")) else message) from None
 
     return read
 

@@ -98,11 +98,10 @@ def read_run_file(
         file = _read_config(config, ignore_unknown)
         if run is not None:
             file = replace(file, choices={**file.choices, "model": run})
+    elif run is not None and describes_run and not (takes_workloads and is_workload(run)):
+        file = _read_config(run, ignore_unknown)
     elif run is not None:
-        if not describes_run or (takes_workloads and is_workload(run)):
-            file = RunFile({"model": run}, run)
-        else:
-            file = _read_config(run, ignore_unknown)
+        file = RunFile({"model": run}, run)
     if ignore_unknown and (file is None or file.config is None):
         raise ValueError(
             "--ignore-unknown has no effect: it is for keys of a configuration; use --config as well, or leave it out"
@@ -114,8 +113,7 @@ def ask_with_file(kind: type[readers.AnyQuestion], given: Facts, file: RunFile |
     """Return the question of the choices *given*, and of those of a *file* that they leave open."""
     if file is None:
         return kind(**given)
-    names = readers.choices_of(kind)
-    if missing := [name for name in file.choices if name not in names]:
+    if missing := [name for name in file.choices if name not in readers.choices_of(kind)]:
         raise ValueError(f"{file.file}: {missing[0]} is not a choice here")
     replaced = ({*given} | readers.replaced_names(given, readers.EXCLUSIVE)) - {"set"}
     if "micro_batch" in given and "global_batch" in file.choices:
@@ -172,8 +170,7 @@ def _read_config(name: str, ignore_unknown: bool) -> RunFile:
 def run_of_config(config: "RunConfig", name: str) -> RunFile:
     """Return the run of a configuration that was read from the file *name*."""
     choices = {"framework": config.framework, **config.options}
-    stem = os.path.basename(name).partition(".")[0]
-    names, seq = [config.model, stem], int(config.options.get("seq", 0))
+    names, seq = [config.model, os.path.basename(name).partition(".")[0]], int(config.options.get("seq", 0))
     if model := model_words(config.sizes, names, seq):
         try:
             loaded = load_model(model)
@@ -211,8 +208,7 @@ def _stated_choices(run: SettledRun) -> FactDict:
 
 def save_run(run: SettledRun) -> bytes:
     """Return the run as a file that ``stepcast predict FILE`` runs again, with the defaults used."""
-    framework = run.question.framework or run.framework.name
-    settled = {"gpus": run.strategy.layout.gpus, **run.batch, "framework": framework}
+    settled = {"gpus": run.strategy.layout.gpus, **run.batch, "framework": run.question.framework or run.framework.name}
     if run.question.accumulation is not None:
         del settled["global_batch"]
     values = {**_stated_choices(run), **settled}.items()
@@ -267,11 +263,8 @@ def _choices_of_field(name: str, value: object, known: object) -> list[tuple[str
     pairs: list[tuple[str, str | bool]] = []
     if (value.kind, value.moment_dtype) != (known.kind, known.moment_dtype):
         pairs.append(choice_of_field(name, value))
-    for choice, wanted, usual in (
-        ("master_weights", value.master_weights, known.master_weights),
-        ("clipping", value.clips, known.clips),
-    ):
-        pairs += [(choice, wanted)] if wanted != usual else []
+    pairs += [("master_weights", value.master_weights)] if value.master_weights != known.master_weights else []
+    pairs += [("clipping", value.clips)] if value.clips != known.clips else []
     return pairs
 
 

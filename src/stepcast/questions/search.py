@@ -99,8 +99,7 @@ def _read_recompute(text: str) -> str:
 
 
 def _switch(name: str) -> Choice:
-    read = readers.read_word({"yes": "true", "no": "false"})
-    return _axis(name, read, ("yes", "no"), lambda word: word == "yes")
+    return _axis(name, readers.read_word({"yes": "true", "no": "false"}), ("yes", "no"), lambda word: word == "yes")
 
 
 class SearchQuestion(Question, frozen=True, kw_only=True):
@@ -454,9 +453,8 @@ def _settle_global_batch(question: SearchQuestion, seq: int) -> int:
     if batch is not None:
         return batch
     if tokens is None:
-        usual = 1024 * seq
         raise ValueError(
-            f"batch size missing: use --global-batch, in sequences, or --tokens-per-batch, such as {usual}"
+            f"batch size missing: use --global-batch, in sequences, or --tokens-per-batch, such as {1024 * seq}"
         )
     sequences, rest = divmod(int(tokens), seq)
     if rest or not sequences:
@@ -474,16 +472,13 @@ def search_facts(asked: SettledSearch, result: SearchResult, watching: Watching 
     for rank, (candidate, report) in enumerate(zip(result.best, reports, strict=True), 1):
         is_equal = _is_tie(asked, result.best[0], reports[0], candidate)
         family = [other for other in result.simulated if other.family == candidate.family]
-        next_best = sorted((other for other in family if other.rank > candidate.rank), key=attrgetter("rank"))[
-            :MOST_VARIANTS
-        ]
-        variants = [_candidate(asked, variant) for variant in next_best]
+        next_best = sorted((other for other in family if other.rank > candidate.rank), key=attrgetter("rank"))
+        variants = [_candidate(asked, variant) for variant in next_best[:MOST_VARIANTS]]
         rows.append({**_row(asked, rank, candidate, report, is_equal), "variants": variants})
     second = next((index for index, row in enumerate(rows) if index and row["gpus"] == rows[0]["gpus"]), None)
     missed, binds, runner_up = result.missed, None, None
     if rows:
-        bottleneck = results.find_bottleneck(reports[0], result)
-        binds = {"what": bottleneck, "shares": results.cause_shares(reports[0])}
+        binds = {"what": results.find_bottleneck(reports[0], result), "shares": results.cause_shares(reports[0])}
     if second is not None:
         slower_s = reports[second].step_s - reports[0].step_s
         parts_s = results.breakdown_differences(reports[second], reports[0])

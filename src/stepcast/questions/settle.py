@@ -30,15 +30,7 @@ from stepcast.ir.types import DType, FactDict, Facts, dataclass, pick, require
 from stepcast.models.catalog import load_model
 from stepcast.questions import choices as readers
 from stepcast.questions.choices import AnyQuestion, build_question, option_of
-from stepcast.questions.question import (
-    AUTOCASTS,
-    CHOICES,
-    DEFAULTS,
-    PREDICTED_AS,
-    PredictQuestion,
-    check_rules,
-    rules_of,
-)
+from stepcast.questions.question import CHOICES, DEFAULTS, PREDICTED_AS, PredictQuestion, check_rules, rules_of
 from stepcast.units import DEFAULT_CURRENCY
 
 TUNING_FRAMEWORK = "peft"  # of LoRA on GPUs that each hold a whole model
@@ -100,8 +92,7 @@ class SettledRun:
 
     @cached_property
     def prediction(self) -> Prediction:
-        values = self.model, self.cluster, self.strategy, self.framework
-        prediction = predict(*values, self.options, self.calibration)
+        prediction = predict(self.model, self.cluster, self.strategy, self.framework, self.options, self.calibration)
         return prediction.noting(warnings=self.missing) if self.missing else prediction
 
     @property
@@ -124,8 +115,7 @@ def settle(question: PredictQuestion) -> SettledRun:
     assumptions.extend(model.unread)
     cluster = load_cluster(place, question.set) if isinstance(place, str) else place
     question = settle_price(question, cluster, assumptions)
-    gpus = _count_gpus(question, cluster, assumptions)
-    question = msgspec.structs.replace(question, gpus=gpus)
+    question = msgspec.structs.replace(question, gpus=_count_gpus(question, cluster, assumptions))
     corrections = question.calibration
     if isinstance(corrections, str):
         corrections = load_calibration(corrections)
@@ -330,7 +320,7 @@ def settle_framework(question: PredictQuestion, profile: Profile, model: Model, 
     }
     if question.precision is not None:
         given["precision"] = DType(question.precision.removeprefix("autocast-"))
-        given["autocast"] = question.precision in AUTOCASTS
+        given["autocast"] = question.precision.startswith("autocast-")
     # Formats of moments follow that of training, so the optimizer that is changed is the one of these.
     formats = {name: value for name, value in given.items() if name in ("precision", "autocast")}
     trained = settle_profile(profile, model, gpu, layout, formats).framework
@@ -391,21 +381,15 @@ def describe_settled(settled: Settled) -> FactDict:
     """Return the facts that rules need, in the words of the choices."""
     choices, framework = settled.choices, settled.framework
     autocast = "autocast-" if choices.get("autocast") else ""
+    same = "dispatcher kernels execution fused_experts writes_out dropout selective gradients=gradient_dtype"
     return {
+        **pick(framework, same),
         "precision": f"{autocast}{choices['precision']}",
-        "sharding": str(choices["sharding"]),
-        "cp_comm": str(choices["context"]),
-        "gradients": str(framework.gradient_dtype),
-        "dispatcher": str(framework.dispatcher),
+        "sharding": choices["sharding"],
+        "cp_comm": choices["context"],
         "recompute": recompute_word(choices["recompute"]),
-        "kernels": str(framework.kernels),
-        "execution": str(framework.execution),
-        "fused_experts": framework.fused_experts,
         "fused_update": framework.optimizer.kind is OptimizerKind.ADAMW and framework.optimizer.fused,
-        "writes_out": framework.writes_out,
-        "dropout": framework.dropout,
         "mtp_layers": choices["mtp_layers"],
-        "selective": str(framework.selective),
     }
 
 
@@ -451,11 +435,10 @@ def _build_strategy(
         assumptions.append(f"adapters on all {count} experts of a layer (--lora-targets attention leaves them out)")
     if question.lengths is not None:
         rounds = max(1, global_batch // (layout.dp * micro_batch))
-        multiple = 8 * layout.cp * layout.tp
         from stepcast.questions.lengths import read_lengths, shape_batches
 
         lengths, batching = read_lengths(question.lengths), question.batching or "padded"
-        shape = shape_batches(lengths, batching, seq, micro_batch, rounds, layout.dp, multiple)
+        shape = shape_batches(lengths, batching, seq, micro_batch, rounds, layout.dp, 8 * layout.cp * layout.tp)
         seq, samples = shape.seq, shape.samples_per_sequence
         choices |= {"document": shape.document, "longest": shape.longest, "filled": shape.filled}
         assumptions.append(f"{shape.description}; throughput and MFU count the tokens of samples")

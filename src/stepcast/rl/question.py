@@ -20,42 +20,15 @@ from stepcast.hardware.catalog import check_gpu_count
 from stepcast.inputs.configs.rl import read_rl_config
 from stepcast.ir.model import Model
 from stepcast.ir.progress import report_progress
-from stepcast.ir.types import FactDict, pick
-from stepcast.questions.choices import (
-    Choice,
-    Question,
-    amount,
-    build_question,
-    choices_of,
-    count,
-    gpu_count,
-    option_of,
-    share,
-    state_defaults,
-)
-from stepcast.questions.choices import currency as read_currency
-from stepcast.questions.choices import price as read_price
+from stepcast.ir.types import FactDict, pick, require
+from stepcast.questions import choices as readers
+from stepcast.questions.choices import Choice, Question, amount, build_question, choices_of, count, gpu_count, share
 from stepcast.questions.generation import LENGTH_HELP, formats_of, load_nouns, read_engine, read_lengths
-from stepcast.questions.question import CHOICES, WHAT, check_rules
-from stepcast.rl.step import (
-    RlMode,
-    RlPlacement,
-    RlProfile,
-    RlStep,
-    RlTask,
-    TrainingForecast,
-    forecast_step,
-    forecast_training,
-    load_profile,
-    vary_spread,
-)
+from stepcast.questions.question import CHOICES, check_rules
+from stepcast.rl import step as forecasts
+from stepcast.rl.step import RlMode, RlPlacement, RlProfile, RlStep, RlTask, TrainingForecast, forecast_step
 from stepcast.units import DEFAULT_CURRENCY
 
-TASK = "responses of a step"
-POOLS = "GPUs"
-TRAINING = "training layout (options of predict)"
-ROLLOUT = "rollout layout of one engine"
-RUN = "run"
 ALGORITHMS = ("grpo", "dapo", "ppo", "rloo")
 # Choices that go to the training step as they are.
 TRAINING_CHOICES = ("tp", "cp", "ep", "pp", "vpp", "sharding", "recompute", "precision", "framework")
@@ -66,51 +39,50 @@ class RlQuestion(Question, frozen=True, kw_only=True):
     """A question about a step of RL post-training."""
 
     # fmt: off
-    model: Annotated[str | None, Choice(group=WHAT)] = None
-    cluster: Annotated[str | None, Choice(group=WHAT)] = None
-    set: Annotated[tuple[str, ...], Choice(group=WHAT)] = ()
-    software: Annotated[str, Choice(group=WHAT)] = "nemo-rl"
-    engine: Annotated[str | None, Choice(group=WHAT, read=read_engine)] = None
-    algorithm: Annotated[str, Choice(group=TASK, values=ALGORITHMS)] = "grpo"
-    prompts: Annotated[int, Choice(group=TASK, read=count(1, 10**6))] = 64
-    group: Annotated[int, Choice(group=TASK, read=count(1, 10**5))] = 16
-    prompt_length: Annotated[str, Choice(group=TASK,
+    model: str | None = None
+    cluster: str | None = None
+    set: tuple[str, ...] = ()
+    software: str = "nemo-rl"
+    engine: Annotated[str | None, Choice(read=read_engine)] = None
+    algorithm: Annotated[str, Choice(values=ALGORITHMS)] = "grpo"
+    prompts: Annotated[int, Choice(read=count(1, 10**6))] = 64
+    group: Annotated[int, Choice(read=count(1, 10**5))] = 16
+    prompt_length: Annotated[str, Choice(
         help=f"prompt length {LENGTH_HELP} (default: {DEFAULT_PROMPT})")] = str(DEFAULT_PROMPT)
-    response_length: Annotated[str, Choice(group=TASK)] = "2048"
-    train_batch: Annotated[int | None, Choice(group=TASK, read=count(1, 10**7))] = None
-    epochs: Annotated[int, Choice(group=TASK, read=count(1, 100))] = 1
-    oversampling: Annotated[float | None, Choice(group=TASK, read=amount)] = None
-    reference: Annotated[bool | None, Choice(group=TASK, deniable=True)] = None
-    old_logprobs: Annotated[bool | None, Choice(group=TASK, deniable=True)] = None
-    reward_s: Annotated[float, Choice(group=TASK, read=amount)] = 0.0
-    reward_latency: Annotated[str | None, Choice(group=TASK, read=str)] = None
-    mode: Annotated[str | None, Choice(group=POOLS, values=tuple(RlMode))] = None
-    gpus: Annotated[int | None, Choice(group=POOLS, read=gpu_count)] = None
-    rollout_gpus: Annotated[int | None, Choice(group=POOLS, read=gpu_count)] = None
-    staleness: Annotated[int | None, Choice(group=POOLS, read=count(0, 1000))] = None
-    partial_rollout: Annotated[bool, Choice(group=POOLS)] = False
-    search: Annotated[bool, Choice(group=POOLS)] = False
-    tp: Annotated[int | None, Choice(group=TRAINING, read=gpu_count)] = None
-    cp: Annotated[int | None, Choice(group=TRAINING, read=gpu_count)] = None
-    ep: Annotated[int | None, Choice(group=TRAINING, read=gpu_count)] = None
-    pp: Annotated[int | None, Choice(group=TRAINING, read=gpu_count)] = None
-    vpp: Annotated[int | None, Choice(group=TRAINING, read=gpu_count)] = None
-    sharding: Annotated[str | None, Choice(group=TRAINING, read=CHOICES["sharding"].read,
-        values=CHOICES["sharding"].values)] = None
-    recompute: Annotated[str | None, Choice(group=TRAINING, read=CHOICES["recompute"].read)] = None
-    precision: Annotated[str | None, Choice(group=TRAINING, read=CHOICES["precision"].read)] = None
-    framework: Annotated[str | None, Choice(group=TRAINING)] = None
-    pack_tokens: Annotated[int | None, Choice(group=TRAINING, read=count(1, 10**7))] = None
-    gen_tp: Annotated[int | None, Choice(group=ROLLOUT, read=gpu_count)] = None
-    gen_pp: Annotated[int, Choice(group=ROLLOUT, read=gpu_count)] = 1
-    gen_ep: Annotated[int, Choice(group=ROLLOUT, read=gpu_count)] = 1
-    gen_dp: Annotated[int, Choice(group=ROLLOUT, read=gpu_count)] = 1
-    gen_weights: Annotated[str, Choice(group=ROLLOUT, values=("bf16", "fp8", "nvfp4", "int4"))] = "bf16"
-    kv_cache: Annotated[str | None, Choice(group=ROLLOUT, values=("bf16", "fp8"))] = None
-    memory_share: Annotated[float | None, Choice(group=ROLLOUT, read=share)] = None
-    steps: Annotated[int | None, Choice(group=RUN, read=count(1, 10**7))] = None
-    price: Annotated[float | None, Choice(group=RUN, read=read_price)] = None
-    currency: Annotated[str, Choice(group=RUN, read=read_currency)] = DEFAULT_CURRENCY
+    response_length: str = "2048"
+    train_batch: Annotated[int | None, Choice(read=count(1, 10**7))] = None
+    epochs: Annotated[int, Choice(read=count(1, 100))] = 1
+    oversampling: Annotated[float | None, Choice(read=amount)] = None
+    reference: Annotated[bool | None, Choice(deniable=True)] = None
+    old_logprobs: Annotated[bool | None, Choice(deniable=True)] = None
+    reward_s: Annotated[float, Choice(read=amount)] = 0.0
+    reward_latency: str | None = None
+    mode: Annotated[str | None, Choice(values=tuple(RlMode))] = None
+    gpus: Annotated[int | None, Choice(read=gpu_count)] = None
+    rollout_gpus: Annotated[int | None, Choice(read=gpu_count)] = None
+    staleness: Annotated[int | None, Choice(read=count(0, 1000))] = None
+    partial_rollout: bool = False
+    search: bool = False
+    tp: Annotated[int | None, Choice(read=gpu_count)] = None
+    cp: Annotated[int | None, Choice(read=gpu_count)] = None
+    ep: Annotated[int | None, Choice(read=gpu_count)] = None
+    pp: Annotated[int | None, Choice(read=gpu_count)] = None
+    vpp: Annotated[int | None, Choice(read=gpu_count)] = None
+    sharding: Annotated[str | None, Choice(read=CHOICES["sharding"].read, values=CHOICES["sharding"].values)] = None
+    recompute: Annotated[str | None, Choice(read=CHOICES["recompute"].read)] = None
+    precision: Annotated[str | None, Choice(read=CHOICES["precision"].read)] = None
+    framework: str | None = None
+    pack_tokens: Annotated[int | None, Choice(read=count(1, 10**7))] = None
+    gen_tp: Annotated[int | None, Choice(read=gpu_count)] = None
+    gen_pp: Annotated[int, Choice(read=gpu_count)] = 1
+    gen_ep: Annotated[int, Choice(read=gpu_count)] = 1
+    gen_dp: Annotated[int, Choice(read=gpu_count)] = 1
+    gen_weights: Annotated[str, Choice(values=("bf16", "fp8", "nvfp4", "int4"))] = "bf16"
+    kv_cache: Annotated[str | None, Choice(values=("bf16", "fp8"))] = None
+    memory_share: Annotated[float | None, Choice(read=share)] = None
+    steps: Annotated[int | None, Choice(read=count(1, 10**7))] = None
+    price: Annotated[float | None, Choice(read=readers.price)] = None
+    currency: Annotated[str, Choice(read=readers.currency)] = DEFAULT_CURRENCY
     # fmt: on
     unset: frozenset[str] = frozenset()  # choices that neither the user nor a configuration made
 
@@ -119,16 +91,14 @@ def read_task(question: RlQuestion) -> RlTask:
     """Return the work of a step that *question* describes."""
     dapo = question.algorithm == "dapo"
     responses = question.prompts * question.group
-    batch = min(question.train_batch or responses, responses)
     oversampling = question.oversampling if question.oversampling is not None else 1.5 if dapo else 1.0
-    if oversampling < 1:
-        raise ValueError(f"--oversampling {oversampling:g}: at least 1, as many responses as are trained on")
+    require(oversampling >= 1, f"--oversampling {oversampling:g}: at least 1, as many responses as are trained on")
     return RlTask(
         question.prompts,
         question.group,
         read_lengths("prompt-length", question.prompt_length),
         read_lengths("response-length", question.response_length),
-        batch,
+        min(question.train_batch or responses, responses),
         question.epochs,
         question.old_logprobs is not False,
         not dapo if question.reference is None else question.reference,
@@ -148,7 +118,7 @@ def read_placement(question: RlQuestion) -> RlPlacement:
     if mode is not RlMode.COLOCATED and not question.rollout_gpus:
         raise ValueError(f"--mode {mode} needs --rollout-gpus N, the GPUs that generate")
     pool = question.rollout_gpus or question.gpus
-    usual, sizes = load_profile(question.software).gen_tp, (question.gen_pp, question.gen_dp, question.gen_ep)
+    usual, sizes = forecasts.load_profile(question.software).gen_tp, (question.gen_pp, question.gen_dp, question.gen_ep)
     engine = GenerationLayout(question.gen_tp or (1 if pool % usual or max(sizes) > 1 else usual), *sizes)
     if pool % engine.engine_gpus:
         raise ValueError(f"{pool} GPUs that generate are not a multiple of the {engine.engine_gpus} of one engine")
@@ -164,7 +134,7 @@ def read_placement(question: RlQuestion) -> RlPlacement:
 def read_nouns(question: RlQuestion) -> tuple[Model, Cluster, RlProfile, EngineProfile]:
     """Return the model, the cluster, the RL software and the engine of *question*."""
     model, cluster = load_nouns(question.model, question.cluster, question.set)
-    profile = load_profile(question.software)
+    profile = forecasts.load_profile(question.software)
     return model, cluster, profile, load_engine(question.engine or profile.engine)
 
 
@@ -185,7 +155,7 @@ def rl_facts(step: RlStep, question: RlQuestion, config: FactDict) -> FactDict:
         cost = None if question.price is None else hours * place.gpus * question.price
         run = {"steps": question.steps, "days": hours / 24.0, "gpu_hours": hours * place.gpus}
         run |= {"cost": cost, "currency": question.currency}
-    memory, defaults = training.memory, state_defaults(question, question.unset)
+    memory, defaults = training.memory, readers.state_defaults(question, question.unset)
     report = training.prediction.report
     doubts = [] if memory["fits"] else ["the training step does not fit into GPU memory"]
     return {
@@ -212,7 +182,7 @@ def rl_facts(step: RlStep, question: RlQuestion, config: FactDict) -> FactDict:
         },
         "fits": bool(memory["fits"]),
         "run": run,
-        "sensitivity_s": vary_spread(step) if step.task.response.shape == "lognormal" else {},
+        "sensitivity_s": forecasts.vary_spread(step) if step.task.response.shape == "lognormal" else {},
         "assumptions": [*defaults, *step.assumptions, *config.get("assumed", ())],
         "warnings": list(dict.fromkeys([*doubts, *step.profile.warnings, *generation.warnings, *report.warnings])),
         "config": config,
@@ -240,20 +210,16 @@ def ask_rl(given: Mapping[str, object], model: object = None, config: str | None
         words["response_length"] = f"lognormal:mean={max(longest // 2, 1)},cv={DEFAULT_CV},max={longest}"
     if "prompt_length" in words:  # the limit; prompts are shorter
         words["prompt_length"] = str(max(int(str(words["prompt_length"])) // 4, 1))
-    limits = {
-        "prompt_length": "prompts are a quarter of their limit",
-        "response_length": "responses are half of their limit",
-    }
-    assumed = [
-        f"{text} on average ({option_of(name)})" for name, text in limits.items() if name in {*words} - {*choices}
-    ]
+    filled = frozenset(words.keys() - choices.keys())
+    shares = {"prompt_length": "prompts are a quarter", "response_length": "responses are half"}
+    means = {name: f"{text} of their limit on average" for name, text in shares.items() if name in filled}
     facts = {
         "tool": settings.tool,
         "read": {name: str(value) for name, value in words.items()},
         "unread": list(settings.unread),
+        "assumed": [*settings.assumed, *(f"{text} ({readers.option_of(name)})" for name, text in means.items())],
     }
-    question = build_rl({**words, **choices}).leave_unchecked(frozenset(words.keys() - choices.keys()))
-    return question, {**facts, "assumed": [*settings.assumed, *assumed]}
+    return build_rl({**words, **choices}).leave_unchecked(filled), facts
 
 
 # ---- search -------------------------------------------------------------------------------------------------
@@ -310,7 +276,7 @@ def search_rl(question: RlQuestion) -> FactDict:
             continue
         place = RlPlacement(RlMode.COLOCATED, train, GenerationLayout(), layout, pack_tokens=question.pack_tokens or 0)
         with suppress(ValueError):
-            forecast = forecast_training(model, cluster, profile, task, place)
+            forecast = forecasts.forecast_training(model, cluster, profile, task, place)
             if forecast.memory["fits"]:
                 fitting[train].append((layout, forecast))
                 continue
@@ -334,8 +300,7 @@ def search_rl(question: RlQuestion) -> FactDict:
                 steps.append(forecast_step(model, cluster, profile, engine, task, place, training))
             except ValueError:
                 too_large += len(fitting[train])
-    if not steps:
-        raise ValueError(f"no layout of {model.name} on {total} GPUs of {cluster.name} fits")
+    require(steps != [], f"no layout of {model.name} on {total} GPUs of {cluster.name} fits")
     steps.sort(key=lambda step: step.step_s)
     first = {step.placement.mode: step for step in reversed(steps)}  # the best of each mode is always shown
     shown = [step for index, step in enumerate(steps) if index < SHOWN or first[step.placement.mode] is step]
@@ -346,7 +311,7 @@ def search_rl(question: RlQuestion) -> FactDict:
         "too_large": too_large,
         "currency": question.currency,
         "rows": [_row(step, question) for step in shown],
-        "assumptions": [*state_defaults(question, question.unset), *steps[0].assumptions, USED],
+        "assumptions": [*readers.state_defaults(question, question.unset), *steps[0].assumptions, USED],
         "warnings": profile.warnings,
     }
 

@@ -302,9 +302,8 @@ def forecast_step(
     }
     if place.mode is RlMode.COLOCATED and cluster.node.host:
         # Optimizer states and gradients move to the host before a rollout, and back after it.
-        moved = float(training.memory["optimizer"] + training.memory["gradients"])
         rate = copy_bytes_per_s(cluster.node.host, min(cluster.node.gpus, place.train_gpus))
-        phases["offload"] = 2.0 * moved / rate
+        phases["offload"] = 2.0 * float(training.memory["optimizer"] + training.memory["gradients"]) / rate
     train_pool_s = sum(phases[name] for name in phases if name not in ("generation", "reward"))
     rollout_pool_s = generation_s + phases["reward"] + phases["weight sync"]
     step_s = max(train_pool_s, rollout_pool_s) if place.mode is RlMode.ASYNC else sum(phases.values())

@@ -22,7 +22,7 @@ from stepcast.views.markup import Markup, explain, fill_template, join, tag
 
 LONGEST_VALUE = 200
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-DECIMAL = re.compile(r"[0-9]{1,6}(\.[0-9]{1,4})?")
+DECIMAL, WHOLE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,4})?"), re.compile(r"[0-9]{1,12}")
 CURRENCIES = ("$", "EUR", "GBP", "CHF", "JPY", "CNY", "INR")
 FormChoices = tuple[tuple[str, str], ...]
 """Names and values of the choices that a form makes."""
@@ -59,13 +59,10 @@ class Field:
                 raise FieldError(f"{self.label}: {why}")
             return value
         low, high = self.limits
-        if self.decimals:
-            if not DECIMAL.fullmatch(value) or not low <= float(value) <= high:
-                raise FieldError(f"{self.label}: expected a number from {low:,} to {high:,}")
-            return value
-        if not (value.isascii() and value.isdigit() and len(value) <= 12) or not low <= int(value) <= high:
-            raise FieldError(f"{self.label}: expected a whole number from {low:,} to {high:,}")
-        return f"{int(value)}{self.unit}"
+        form, kind = (DECIMAL, "number") if self.decimals else (WHOLE, "whole number")
+        if not form.fullmatch(value) or not low <= float(value) <= high:
+            raise FieldError(f"{self.label}: expected a {kind} from {low:,} to {high:,}")
+        return value if self.decimals else f"{int(value)}{self.unit}"
 
 
 def _read_forms() -> dict[str, tuple[Field, ...]]:
@@ -145,8 +142,7 @@ def _field(verb: str, field: Field) -> Markup:
     if field.long:
         choices = tag("datalist", [tag("option", value=choice) for choice in field.choices], id=f"{key}-list")
         known = {"value": field.initial, "list": f"{key}-list", "placeholder": "type to search"}
-        entry = tag("input", id=key, name=field.name, **known)
-        return tag("div", label, entry, choices, class_="field")
+        return tag("div", label, tag("input", id=key, name=field.name, **known), choices, class_="field")
     if field.choices:
         options = [] if field.initial else [tag("option", field.unset, value="")]
         options += [tag("option", choice, value=choice, selected=choice == field.initial) for choice in field.choices]

@@ -43,7 +43,6 @@ def compare_view(facts: FactDict, accounts: tuple[str, str] | None = None, timel
     first_s, second_s, error = facts["step_s"], facts["measured_step_s"], facts["error"]
     is_one_kind, differences = len(set(facts["kinds"])) == 1, facts["differences"]
     off = None if is_one_kind else error
-    differing = [f"{row['name']} {row['predicted']} vs {row['measured']}" for row in differences]
     largest = max(parts, key=lambda row: abs(row["difference_s"]), default={"difference_s": 0.0})
     settings = ui.plain_table(
         "Settings that differ",
@@ -70,7 +69,7 @@ def compare_view(facts: FactDict, accounts: tuple[str, str] | None = None, timel
         one_kind=is_one_kind,
         relative=f" ({format_change(first_s / second_s - 1)})" if second_s else "",
         name_of_differing="settings that differ" if is_one_kind else "not the same run",
-        differing="; ".join(differing),
+        differing="; ".join(f"{row['name']} {row['predicted']} vs {row['measured']}" for row in differences),
         largest=largest if largest["difference_s"] else None,
         key_figures=_key_figures(facts),
         part_pairs=_pairs("Parts of the step", "part of the step", parts, facts, names),

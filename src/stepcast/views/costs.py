@@ -56,19 +56,18 @@ def collective_view(facts: Facts) -> ui.View:
 
 def _fit_view(section: str, facts: Facts, **more: Fact) -> ui.View:
     """Return the view of a fit; what it assumes is among its figures."""
-    place = facts.get("cluster") or facts["gpu"]
-    return ui.replace(build_view(section, facts, place=place, **more), assumptions=())
+    view = build_view(section, facts, place=facts.get("cluster") or facts["gpu"], **more)
+    return ui.replace(view, assumptions=())
 
 
 def calibration_view(facts: Facts) -> ui.View:
     """Return the view of constants fitted to measured operators or Megatron runs."""
-    classes = [] if facts.get("constants") else [{"name": name, **row} for name, row in facts["classes"].items()]
     return _fit_view(
         "calibration",
         facts,
         assumed=[ui.text_line("assumed", text) for text in facts.get("assumptions", ())],
         fitted=list((facts.get("constants") or {}).values()),
-        by_class=classes,
+        by_class=[] if facts.get("constants") else [{"name": name, **row} for name, row in facts["classes"].items()],
         factor=lambda row: f"{row['factor']:.3f}" if row["used"] else "not used",
         slope=lambda row: "-" if "slope" in row["unidentified"] else f"{row['slope']:+.3f}",
         least=lambda row: "-" if "least_s" in row["unidentified"] else format_seconds(row["least_s"]),

@@ -79,12 +79,11 @@ def render_body(page: Page) -> Markup:
         listed = [tag("div", tag("dt", name), tag("dd", text(str(value), 4000))) for name, value in pairs]
         asked = tag("dl", listed, class_="asked", aria_label="What was asked")
     if page.about.command:
-        links = [tag("p", tag("a", words, href=name)) for words, name in page.about.links]
         command = fill_template(
             load_asset("command.html"),
             command=text(page.about.command, 4000),
             code=command_code(page.about.command),
-            links=links,
+            links=[tag("p", tag("a", words, href=name)) for words, name in page.about.links],
         )
     warnings = _notes("Warnings", "warning", page.warnings)
     defaults = _notes("Defaults used", "assumed", page.assumptions)

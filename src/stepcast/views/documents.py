@@ -169,13 +169,6 @@ def _framework(facts: Facts) -> FactDict:
     }
 
 
-def _calibration(facts: Facts) -> FactDict:
-    return {
-        "corrected": [{"class": name, **row} for name, row in facts["classes"].items()],
-        "fitted": [{"name": name, "value": value} for name, value in facts["constants"].items()],
-    }
-
-
 def captured_view(facts: Facts) -> ui.View:
     """Return the view of a program that was just captured."""
     return ui.replace(_contents_view(facts), warnings=())
@@ -223,7 +216,10 @@ VALUES: dict[str, Callable[[Facts], FactDict]] = {
         "no_nics": facts.get("nics") == 0,
     },
     "framework": _framework,
-    "calibration": _calibration,
+    "calibration": lambda facts: {
+        "corrected": [{"class": name, **row} for name, row in facts["classes"].items()],
+        "fitted": [{"name": name, "value": value} for name, value in facts["constants"].items()],
+    },
     "captured": _captured,
 }
 

@@ -45,7 +45,6 @@ def rl_view(facts: Facts) -> ui.View:
     title, overlap = "Phases", ""
     if facts["mode"] == "async":
         title, overlap = "Phases (pools overlap)", " Both pools work at once, so the step is shorter than their sum."
-    trained = facts["training_layout"].items()
     config_keys = []
     if facts["config"]:
         unread, more = facts["config"]["unread"], " ..." if facts["config"]["unread"][8:] else ""
@@ -60,7 +59,7 @@ def rl_view(facts: Facts) -> ui.View:
         has_tail=facts["tail_s"] > 0,
         phases=ui.breakdown(title, phases, total, whole="all phases", lead=f"Seconds of each phase.{overlap}"),
         rollout=layout_words(facts["rollout_layout"]),
-        training=", ".join(f"{name} {degree}" for name, degree in trained if degree != "1"),
+        training=", ".join(f"{name} {degree}" for name, degree in facts["training_layout"].items() if degree != "1"),
         spreads=[{"spread": name, "step_s": seconds} for name, seconds in facts["sensitivity_s"].items()],
         config_keys=config_keys,
     )

@@ -172,8 +172,7 @@ def _heat_row(name: str, shares: Sequence[float], span_s: float) -> Markup:
             times = " to ".join(format_seconds(span_s * index / len(shares)) for index in (start, stop))
             tip = f"{name}, {times}: {format_percent(largest)} used"
             place = {"x": f"{start * width:.3f}%", "y": 0, "width": f"{(stop - start) * width:.3f}%"}
-            kind = f"u-{shade(largest, SHADES)}"
-            cells.append(tag("rect", **place, height=CELL_HEIGHT, class_=kind, data_tip=tip))
+            cells.append(tag("rect", **place, height=CELL_HEIGHT, class_=f"u-{shade(largest, SHADES)}", data_tip=tip))
     row = tag("svg", cells, class_="strip", width="100%", height=CELL_HEIGHT, aria_hidden="true")
     mean = format_percent(sum(shares) / len(shares))
     return tag("li", tag("span", name, class_="label"), row, tag("span", mean, class_="value"))
@@ -237,8 +236,7 @@ def _remarks(part: ui.Remarks) -> Markup | None:
 
 
 def _commands(part: ui.Commands) -> Markup | None:
-    commands = [tag("li", command_code(command)) for command in part.commands]
-    return tag("ol", commands, class_="commands", tabindex="0")
+    return tag("ol", [tag("li", command_code(command)) for command in part.commands], class_="commands", tabindex="0")
 
 
 def _columns(part: ui.Columns) -> Markup | None:

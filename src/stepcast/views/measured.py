@@ -138,8 +138,7 @@ def _evidence_of_experts(row: Facts) -> list[str]:
 
 def _bus_bandwidth(row: Facts) -> ui.Cell:
     rate = row["busbw_bytes_per_s"]
-    words = "-" if rate is None else format_rate(rate)
-    return ui.Cell("with work" if row["overlapped"] else words, rate)
+    return ui.Cell("with work" if row["overlapped"] else ui.format_by_name("busbw_bytes_per_s", rate), rate)
 
 
 def _critical_path(facts: Facts) -> ui.Table | None:
@@ -157,8 +156,7 @@ def _critical_path(facts: Facts) -> ui.Table | None:
     rows.append(("", "", f"{len(path) - len(long)} shorter ones", "", format_seconds(rest_s)))
     if len(long) > MOST_ROWS:
         rows.append(("", "", f"and {len(long) - MOST_ROWS} more (--json)", "", ""))
-    shortest = format_seconds(facts["critical_path_s"])
-    lead = f"{shortest} with every collective, message and optimizer at its shortest"
+    lead = f"{format_seconds(facts['critical_path_s'])} with every collective, message and optimizer at its shortest"
     heads = ("at", "where", "operation", "micro-batch", "time")
     caption = "As it ran; what takes less than a hundredth of the step is summed"
     texts = {"caption": caption, "lead": f"{lead}.", "above": f"critical path: {lead}; as it ran:"}
@@ -341,9 +339,7 @@ def _slow_stages(facts: Facts) -> list[ui.Figure]:
 
 def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a measured sweep of a collective and its prediction."""
-    causes = "; ".join(row["means"] for row in facts["findings"])
     disturbed = "* slower than the next larger size: disturbed, and not judged"
-    spikes = disturbed if any(row["spike"] for row in facts["rows"]) else ""
     sizes: list[ui.Figure] = []
     for name, row in facts["ranges"].items():
         if row:
@@ -352,11 +348,11 @@ def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     return build_view(
         "link sweep",
         facts,
-        verdict=causes or "all sizes reach the predicted bandwidth",
+        verdict="; ".join(row["means"] for row in facts["findings"]) or "all sizes reach the predicted bandwidth",
         sizes=sizes,
         short=[{**row, "evidence": (f"because {row['rule']}", f"look at {row['check']}")} for row in facts["findings"]],
         chart=_bandwidth(facts["rows"]),
-        spikes=spikes,
+        spikes=disturbed if any(row["spike"] for row in facts["rows"]) else "",
         size=("size_bytes", lambda row: format_bytes(row["size_bytes"]) + (" *" if row["spike"] else "")),
         predicted_with=("algorithm", lambda row: f"{row['algorithm']} {row['protocol']}"),
     )

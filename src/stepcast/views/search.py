@@ -148,8 +148,7 @@ def _rank_table(facts: Facts) -> ui.Table | None:
     last["strategy"] = columns["strategy"]
     narrow = ui.table_of("Strategies", rows, last, uncut=[len(last) - 1])
     caption, ids = "Sorted by rank; click a column header to sort", [row["rank"] for row in rows]
-    uncut = [list(columns).index("strategy")]
-    texts = {"caption": caption, "ids": ids, "uncut": uncut, "narrow": narrow}
+    texts = {"caption": caption, "ids": ids, "uncut": [list(columns).index("strategy")], "narrow": narrow}
     return ui.table_of("Strategies", rows, columns, sortable=True, wide=True, **texts)
 
 
@@ -175,8 +174,7 @@ def _reasons(facts: Facts) -> list[tuple[str, str]]:
         losses=", ".join(f"{name} {ui.signed_seconds(seconds)}" for name, seconds in largest),
     )
     for change in facts["sensitivity"]:
-        other = strategy_words(change) if change["other"] else None
-        pairs += build_pairs("sensitivity", change, with_what=other)
+        pairs += build_pairs("sensitivity", change, with_what=strategy_words(change) if change["other"] else None)
     return pairs
 
 
@@ -244,7 +242,6 @@ def strategies_view(counts: Facts, ranked_candidates: Sequence[Candidate], on_fr
         for candidates in (ranked_candidates, on_front)
     )
     shown = {name: count for name, count in counts.items() if name not in ("complete", "out_of_time")}
-    figures = [ui.Figure(name.replace("_", " "), f"{count:,}") for name, count in shown.items()]
     ranked = [{**row, "rank": rank} for rank, row in enumerate(best, 1)]
     nothing = None if ranked else _describe_nothing(counts)
     return build_view(
@@ -254,7 +251,7 @@ def strategies_view(counts: Facts, ranked_candidates: Sequence[Candidate], on_fr
         chosen=strategy_words(ranked[0]) if ranked else None,
         nothing=nothing,
         nothing_found=nothing and nothing.capitalize(),
-        counted=figures,
+        counted=[ui.Figure(name.replace("_", " "), f"{count:,}") for name, count in shown.items()],
         ranked=ranked,
         ids=[row["rank"] for row in ranked],
         strategy=strategy_words,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from stepcast.ir.types import ChangeFacts, FactDict, Facts, RooflineFacts, read_interval
+from stepcast.ir.types import ChangeFacts, FactDict, Facts, RooflineFacts, group_by_key, read_interval, sum_by_key
 from stepcast.units import GIB, TFLOPS, format_bytes, format_change, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import LAYOUT, build_view, config_notes, phrase, plain_pairs
@@ -41,7 +41,8 @@ def step_view(
     *changes* are predictions with one option changed; *explain_memory* adds the memory of each stage
     to the text.
     """
-    memory, shares, run = facts["memory_bytes"], step_shares(facts), facts["run"]
+    memory, run = facts["memory_bytes"], facts["run"]
+    shares = [ui.Share(part, PART_NAMES[part], seconds) for part, seconds in split_launch_overhead(facts).items()]
     groups = facts["communication_s"]
     group, worst = max(groups.items(), key=lambda item: item[1]["exposed"], default=("", {}))
     costliest = phrase("costliest", worst, name=GROUP_NAMES.get(group, group).capitalize()) if groups else ""
@@ -151,11 +152,6 @@ def remedy_pairs(facts: Facts) -> list[tuple[str, str]]:
         for index, remedy in enumerate(facts["remedies"])
     ]
     return remedies + left_out
-
-
-def step_shares(facts: Facts) -> list[ui.Share]:
-    """Return the parts of an average stage."""
-    return [ui.Share(part, PART_NAMES[part], seconds) for part, seconds in split_launch_overhead(facts).items()]
 
 
 def split_launch_overhead(facts: Facts) -> dict[str, float]:
@@ -283,10 +279,8 @@ def _roofline(facts: RooflineFacts) -> ui.Columns:
     for intensity, speed, operator in zip(intensities, reached, operators, strict=True):
         kind = OPERATOR_COLOURS.get(operator["kind"], "other")
         radius = 3 + 15 * (operator["seconds"] / total_s) ** 0.5
-        tip = phrase("operator", operator, total_s=total_s, rate=speed)
-        dots.append(ui.Dot(intensity, speed, kind, tip, radius))
+        dots.append(ui.Dot(intensity, speed, kind, phrase("operator", operator, total_s=total_s, rate=speed), radius))
     kinds = dict.fromkeys(operator["kind"] for operator in operators)
-    lead = phrase("roofline", facts)
     roof = ui.Line(((x.low, x.low * rate), (ridge, peak), (x.high, peak)), "roof")
     label = f"Roofline of {len(operators)} operators on {facts['gpu']}"
     legend = [(OPERATOR_COLOURS[kind], OPERATOR_NAMES[kind]) for kind in kinds if kind in OPERATOR_NAMES]
@@ -299,7 +293,7 @@ def _roofline(facts: RooflineFacts) -> ui.Columns:
     )
     caption = f"The {len(shown)} operators that take longest, of {len(facts['operators'])}; on an average GPU"
     table = ui.table_of("Operators", rows, columns, caption=caption, sortable=True)
-    return ui.Columns("Operators", [chart], [table], lead=lead, wide=True, shown=ui.Shown.PAGE)
+    return ui.Columns("Operators", [chart], [table], lead=phrase("roofline", facts), wide=True, shown=ui.Shown.PAGE)
 
 
 def network_view(facts: Facts) -> ui.View:
@@ -342,14 +336,12 @@ def _busiest_links(links: Sequence[Facts], step_s: float) -> ui.Bars | None:
     groups = sorted({name for link in links for name in link["users"]})
     bars = []
     for link in links[:MOST_LINKS]:
-        total, amounts, tips = sum(link["users"].values()) or 1.0, dict[str, float](), []
-        for group in groups:
-            if size := link["users"].get(group, 0.0):
-                kind = _group_colour(group)
-                amounts[kind] = amounts.get(kind, 0.0) + size / total * link["share"]
-                tips.append(f"{group} {format_bytes(size)}")
+        total = sum(link["users"].values()) or 1.0
+        users = [(group, size) for group, size in sorted(link["users"].items()) if size]
+        amounts = sum_by_key((_group_colour(group), size / total * link["share"]) for group, size in users)
+        tips = ", ".join(f"{group} {format_bytes(size)}" for group, size in users)
         at_capacity = f"at capacity {format_percent(link['full_s'] / step_s)}" if step_s else ""
-        share, tip = format_percent(link["share"]), f"{link['link']}: {', '.join(tips)}"
+        share, tip = format_percent(link["share"]), f"{link['link']}: {tips}"
         pieces = [ui.BarPiece(kind, amount, tip) for kind, amount in amounts.items()]
         bars.append(ui.Bar(_link_name(link), pieces, share, at_capacity))
     columns = ui.columns(
@@ -357,10 +349,8 @@ def _busiest_links(links: Sequence[Facts], step_s: float) -> ui.Bars | None:
         at_capacity=lambda link: format_percent(link["full_s"] / step_s) if step_s else "-",
         used_by=lambda link: _users_words(link["users"]),
     )
-    kinds: dict[str, str] = {}
-    for group in groups:
-        kind = _group_colour(group)
-        kinds[kind] = f"{kinds[kind]}, {group}" if kind in kinds else group
+    named = group_by_key((_group_colour(group), group) for group in groups)
+    kinds = {kind: ", ".join(names) for kind, names in named.items()}
     most, listed = max(link["share"] for link in links), ui.table_of("Busiest links", links[:MOST_LINKS], columns)
     lead = "Mean use of each link by the groups that use it, and the share of the step at capacity."
     shares: Facts = {"show": format_percent, "unit": 0.01, "table": listed, "lead": lead, "wide": True}
@@ -381,14 +371,10 @@ def _group_colour(group: str) -> str:
 
 def _slowed_groups(operations: Sequence[Facts]) -> list[FactDict]:
     """Return each kind and group of communication, summed over stages, the most slowed first."""
-    sums: dict[tuple[str, str], FactDict] = {}
-    for row in operations:
-        key = row["operation"], row["group"]
-        total = sums.setdefault(key, {"operation": key[0], "group": key[1], "runs": 0, "slowest": 1.0})
-        total["runs"] += row["count"]
-        for name in ("alone_s", "took_s"):
-            total[name] = total.get(name, 0.0) + row[name]
-        total["slowest"] = max(total["slowest"], row["slowest"])
-    for total in sums.values():
-        total["slowdown"] = total["took_s"] / total["alone_s"] if total["alone_s"] > 0 else 1.0
-    return sorted(sums.values(), key=lambda row: row["alone_s"] - row["took_s"])
+    rows: list[FactDict] = []
+    for (kind, group), same in group_by_key(((row["operation"], row["group"]), row) for row in operations).items():
+        runs, alone_s, took_s = (sum(row[name] for row in same) for name in ("count", "alone_s", "took_s"))
+        times = {"alone_s": alone_s, "took_s": took_s, "slowdown": took_s / alone_s if alone_s > 0 else 1.0}
+        slowest = max(1.0, *(row["slowest"] for row in same))
+        rows.append({"operation": kind, "group": group, "runs": runs, "slowest": slowest, **times})
+    return sorted(rows, key=lambda row: row["alone_s"] - row["took_s"])

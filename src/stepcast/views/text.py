@@ -1,6 +1,7 @@
 """Plain-text building blocks: tables and fact lists that fit a terminal."""
 
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 
 GAP = "  "
@@ -48,14 +49,7 @@ def facts(pairs: Iterable[tuple[str, object]], width: int = 100) -> str:
 
 def wrap(text: str, width: int) -> list[str]:
     """Return *text* in lines of at most *width* where its words allow."""
-    lines, current = [], ""
-    for word in visible(" ".join(text.split())).split(" "):
-        if current and len(current) + 1 + len(word) > width:
-            lines.append(current)
-            current = word
-        else:
-            current = f"{current} {word}" if current else word
-    return [*lines, current]
+    return textwrap.wrap(visible(" ".join(text.split())), width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def bullet(text: str, mark: str, width: int = 100) -> str:

@@ -61,8 +61,7 @@ class Slices:
 
 def pack_timeline(timeline: Timeline, most: int = MOST_SLICES) -> FactDict:
     """Return the data from which the program of a page draws a timeline."""
-    depth = _depths(timeline)
-    used, row_of = np.unique(timeline.lane_of.astype(np.int64) * DEEPEST + depth, return_inverse=True)
+    used, row_of = np.unique(timeline.lane_of.astype(np.int64) * DEEPEST + _depths(timeline), return_inverse=True)
 
     def key(index: int) -> tuple[int, bool, int]:
         lane = timeline.lanes[int(used[index]) // DEEPEST]
@@ -194,8 +193,7 @@ def gantt(timeline: Timeline, width: int) -> str:
     span_s = timeline.span_s or 1.0
     rank_of, lines = timeline.rank_of, []
     for rank, name in list(zip(ranks, names, strict=True))[:LONGEST_ROW_LIST]:
-        rows = np.flatnonzero(rank_of == rank)
-        lines.append(name.ljust(label) + " " + _line(timeline, rows, columns, span_s))
+        lines.append(name.ljust(label) + " " + _line(timeline, np.flatnonzero(rank_of == rank), columns, span_s))
     if len(ranks) > LONGEST_ROW_LIST:
         lines.append(f"... and {len(ranks) - LONGEST_ROW_LIST} more")
     marks_used = "".join(line[label:] for line in lines)

@@ -331,8 +331,7 @@ def breakdown(title: str, parts: Iterable[Share], total: float, whole: str = "st
                 bars.append(Bar(name, [piece], *texts, start=start, is_term=True))
                 start += amount
     bars.append(Bar(whole, [piece for bar in bars for piece in bar.pieces], show(total), "100 %", strong=True))
-    heads = (within_sentence(title), "time", "share", "")
-    listed = plain_table(title, heads, rows, is_shown_empty=True)
+    listed = plain_table(title, (within_sentence(title), "time", "share", ""), rows, is_shown_empty=True)
     return Bars(title, bars, {}, total, table=listed, **options)
 
 

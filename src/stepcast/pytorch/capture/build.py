@@ -214,8 +214,7 @@ class _Segments:
 
     def units(self, remaining: Sequence[int]) -> Iterator[ShardUnit]:
         """Yield the units that the script shards, in places of *remaining*."""
-        events = self._trace.events
-        names = [f"{events[phases[0][0]].module}." if phases[0] else "" for phases in self._events]
+        names = [f"{self._trace.events[phases[0][0]].module}." if phases[0] else "" for phases in self._events]
         for unit in self._trace.units:
             prefixes = tuple(f"{name}." if name else "" for name in unit.names)
             places = [place for place, name in enumerate(names) if name.startswith(prefixes)]

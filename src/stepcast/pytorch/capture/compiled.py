@@ -185,8 +185,7 @@ def _can_recompute(flow: Dataflow, maker: KernelNode, storage: int) -> bool:
     levels = {node.level for node in flow.readers[storage] if node.fusible and not node.backward}
     if not maker.fusible or len(levels) > 1:  # read both before and after a product
         return False
-    kinds = {work.kind for work in maker.works if isinstance(work, Elementwise)}
-    if K.DROPOUT in kinds and storage != next(iter(maker.writes)):
+    if K.DROPOUT in maker.kinds and storage != next(iter(maker.writes)):
         return False  # the random mask; the product with it may be recomputed
     sources = [tensor.numel for source, tensor in maker.reads.items() if not flow.exists_before(source)]
     return bool(maker.writes[storage].numel * MEASURED["reduction"] > max(sources, default=0))

@@ -12,24 +12,15 @@ from itertools import pairwise
 
 import torch
 
+from stepcast.ir import work as ops
 from stepcast.ir.layout import HostWay
 from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.types import DType
-from stepcast.ir.work import (
-    Attention,
-    Compute,
-    Convolution,
-    ConvolutionPass,
-    Elementwise,
-    ElementwiseKind,
-    GroupedMatmul,
-    HostCopy,
-    Matmul,
-)
+from stepcast.ir.work import Compute, Elementwise, ElementwiseKind, GroupedMatmul, HostCopy, Matmul
 from stepcast.pytorch.capture.emulation import FIT, MEASURED, RecurrentSizes
 from stepcast.pytorch.capture.tracer import Event, Moment, TracedTensor, is_channels_last, round_up
 
-K, P = ElementwiseKind, ConvolutionPass
+K, P = ElementwiseKind, ops.ConvolutionPass
 KINDS = {name: K(kind) for kind, names in FIT["kinds"].items() for name in names}
 ZEROED = frozenset(FIT["zeroed"]["names"])
 LOOKUPS, WRITE_INTO, ADD_INTO = (frozenset(FIT["memory"][name]) for name in ("lookups", "write_into", "add_into"))
@@ -138,7 +129,7 @@ def _describe_attention(call: Event) -> Works:
     masked, causal, drops = map(bool, call.options)
     (batch, heads, length, width), dtype = query.shape, DType(query.dtype)
     sizes = batch, length, key.shape[2], heads, key.shape[1], width, value.shape[-1]
-    return (Attention(*sizes, causal, is_gradient, dtype, masked=masked, drops=drops),)
+    return (ops.Attention(*sizes, causal, is_gradient, dtype, masked=masked, drops=drops),)
 
 
 def _describe_convolution(call: Event) -> Works:
@@ -162,7 +153,7 @@ def _describe_convolution(call: Event) -> Works:
         shapes = [tensor.shape for tensor in call.writes]
         wanted = [of for of, own in ((passes[1], data), (P.WEIGHT, weight)) if own.shape in shapes]
     sizes = inputs, outputs, inner, outer, taps, int(groups)
-    works: Works = tuple(Convolution(*sizes, of, last, dtype) for of in wanted)
+    works: Works = tuple(ops.Convolution(*sizes, of, last, dtype) for of in wanted)
     copies = (_copy(K.TRANSPOSED, tensor) for tensor in copied)
     if transformed:  # the gradient of the weight
         works = (*works[:-1], Elementwise(K.SPECTRUM, 1, round(transformed / 8), transformed, transformed, dtype=dtype))
@@ -334,8 +325,7 @@ def _describe_embedding_backward(call: Event) -> Works:
     distinct = max(1, round(entries * -math.expm1(-ids.numel / entries)))
     parts = distinct * -(-width // MEASURED["gradient_columns"])
     rows = Elementwise(K.ROW_GRADIENT, parts, width, size, distinct / ids.numel * size, dtype=dtype)
-    digits = (_copy(K.DIGIT, ids),) * MEASURED["id_digits"]
-    return (*_describe_fill(call), *digits, *_sort_keys(ids, 1.0)[1:], rows)
+    return (*_describe_fill(call), *(_copy(K.DIGIT, ids),) * MEASURED["id_digits"], *_sort_keys(ids, 1.0)[1:], rows)
 
 
 def _describe_sort(call: Event) -> Works:

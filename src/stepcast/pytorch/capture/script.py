@@ -29,17 +29,7 @@ from stepcast.ir.captured import Captured
 from stepcast.pytorch.capture import emulation
 from stepcast.pytorch.capture import tracer as tracing
 from stepcast.pytorch.capture.build import build_captured
-from stepcast.pytorch.capture.emulation import (
-    HOST,
-    META,
-    PINNED,
-    VALUES,
-    Args,
-    EmulatedGpu,
-    Kwargs,
-    TorchCall,
-    is_on_host,
-)
+from stepcast.pytorch.capture.emulation import HOST, META, VALUES, Args, EmulatedGpu, Kwargs, TorchCall, is_on_host
 from stepcast.pytorch.capture.machine import PretendMachine, read_command, sizes_of
 from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer, list_tensors, parameters_of
 
@@ -261,7 +251,7 @@ class ScriptGpu(EmulatedGpu):
                 delattr(own, HOST)
             return func(*args, **kwargs)
         if func is T.pin_memory:
-            setattr(own, PINNED, True)
+            setattr(own, emulation.PINNED, True)
             return own
         if func is T.cuda:
             return self._move(own, GPU_0, kwargs)
@@ -299,7 +289,7 @@ class ScriptGpu(EmulatedGpu):
         else:
             result = func(*args, **own)
         if is_pinned:
-            setattr(result, PINNED, True)
+            setattr(result, emulation.PINNED, True)
         return result
 
     def _convert(self, own: Tensor, args: Args, kwargs: Kwargs) -> object:
@@ -352,7 +342,7 @@ ANSWERS: dict[TorchCall, Callable[..., object]] = {
     T.is_cpu.__get__: lambda _, own, *rest: hasattr(own, HOST),
     T.is_meta.__get__: lambda *rest: False,
     T.get_device: lambda *rest: 0,
-    T.is_pinned: lambda _, own, *rest: hasattr(own, PINNED),
+    T.is_pinned: lambda _, own, *rest: hasattr(own, emulation.PINNED),
     T.tolist: lambda gpu, own, *rest: gpu.read_values(own).tolist(),
     **dict.fromkeys((T.numpy, T.__array__), lambda gpu, own, *rest: gpu.read_values(own).numpy()),
     T.__format__: ScriptGpu.read_text,

@@ -22,19 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepcast.cost.memory.allocator import ROUNDING
 from stepcast.ir.types import dataclass
 from stepcast.pytorch.capture import emulation
-from stepcast.pytorch.capture.emulation import (
-    FIT,
-    MEASURED,
-    META,
-    VALUES,
-    Args,
-    Kwargs,
-    TorchCall,
-    call,
-    is_on_host,
-    may_be_known,
-    take_host_work,
-)
+from stepcast.pytorch.capture.emulation import FIT, MEASURED, META, VALUES, Args, Kwargs, TorchCall, is_on_host
 
 DTYPES = {getattr(torch, name): dtype for name, dtype in FIT["dtypes"].items()}
 TRACED = {name: tuple(words) for name, words in FIT["traced"].items()}
@@ -159,7 +147,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         self._watches: dict[int, weakref.ref[object]] = {}
         self._sequence, self.begins_backward = torch.autograd._get_sequence_nr(), False  # as of the next event
         self.updated: int | None = None
-        take_host_work()
+        emulation.take_host_work()
 
     def add_parameter(self, module: str, parameter: Tensor) -> None:
         """Note that *module* owns *parameter*; one with several owners is counted once."""
@@ -179,7 +167,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
 
     def enter_module(self, module: torch.nn.Module, inputs: object) -> None:
         self._stack.append(self._module_names.get(id(module), self._stack[-1]))
-        call("module")
+        emulation.call("module")
 
     def leave_module(self, *_: object) -> None:
         self._stack.pop()
@@ -343,7 +331,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         real = None
         try:
             result = func(*args, **kwargs)
-            if not all(map(may_be_known, list_tensors((result,)))):
+            if not all(map(emulation.may_be_known, list_tensors((result,)))):
                 return result
             with contextlib.suppress(RuntimeError):
                 real = _call_on_values(func, args, kwargs, values)
@@ -364,7 +352,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         values = {}
         for tensor in read:
             value = tensor if tensor.device.type == "cpu" else getattr(tensor, VALUES, None)
-            if value is None or not may_be_known(value):
+            if value is None or not emulation.may_be_known(value):
                 return None
             values[id(tensor)] = value
         return values
@@ -408,7 +396,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         is_tf32 = bool(read) and read[0].dtype is torch.float32 and _runs_as_tf32(name)
         sequence = torch.autograd._get_sequence_nr()
         nodes, self._sequence = sequence - self._sequence, sequence
-        begins = *take_host_work(), self.begins_backward, self.updated
+        begins = *emulation.take_host_work(), self.begins_backward, self.updated
         self.begins_backward, self.updated = False, None
         ran = self.moment, module, recomputed, source, nodes
         self.trace.events.append(Event(name, reads, writes, options, *ran, *begins, is_tf32))
@@ -480,8 +468,7 @@ def _transform_bytes(args: Args) -> int:
     data, weight, taps = args[1], args[2], max(args[2].shape[2:])
     side = 2 ** (max(data.shape[2:]) + taps - 2).bit_length()
     longest = (*MEASURED["transformed_sides"], 0)[data.dim() - 3]
-    is_short = side <= longest and {*args[4], *args[6]} == {1}
-    is_short = is_short and not is_channels_last(data)
+    is_short = side <= longest and {*args[4], *args[6]} == {1} and not is_channels_last(data)
     is_narrow = weight.shape[0] <= 64 and weight.shape[1] >= 32
     return weight.shape[0] * weight.shape[1] * side * (side // 2 + 1) * 16 if taps > 4 and is_short and is_narrow else 0
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from stepcast.ir.children import follow_parent
 from stepcast.ir.layout import Group, Layout
-from stepcast.ir.types import dataclass
+from stepcast.ir.types import dataclass, require
 from stepcast.ir.work import Collective, CollectiveKind, GroupedMatmul, HostCopy, HostUpdate, Matmul, Transfer
 from stepcast.ir.workload import Layer, Op, Phase, Stage
 from stepcast.pytorch.load import load_torch
@@ -315,8 +315,7 @@ def call_on_ranks(
     try:
         for _ in workers:
             rank, result, error = answers.get(timeout=wait_s)
-            if error:
-                raise ValueError(f"rank {rank}: {error}")
+            require(not error, f"rank {rank}: {error}")
             results.append(result)
     except queue.Empty:
         raise ValueError(f"the ranks did not finish within {wait_s} s") from None
@@ -360,8 +359,7 @@ def run_as_rank(plan: RunPlan, device: str) -> list[OpRecord] | None:
     """Run this process as the rank that torchrun set; return the records of all ranks on rank 0, else None."""
     torch = load_torch("run")
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if world != plan.layout.gpus:
-        raise ValueError(f"torchrun started {world} ranks, and the workload has {plan.layout.gpus}")
+    require(world == plan.layout.gpus, f"torchrun started {world} ranks, and the workload has {plan.layout.gpus}")
     records = _run_distributed(rank, plan, device, int(os.environ.get("LOCAL_RANK", rank)))
     gathered: list[list[OpRecord]] | None = [[]] * world if rank == 0 else None
     torch.distributed.gather_object(records, gathered)
