@@ -97,7 +97,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "simulation": (
         tuple(f"simulation/{name}.py" for name in (
             "breakdown", "chunks", "costs", "engine", "lanes", "lowering", "messages", "pipeline", "program",
-            "schedule", "schedules", "segments", "steady", "step", "timeline", "unfolded",
+            "schedule", "schedules", "seconds", "segments", "steady", "step", "timeline", "unfolded",
         )),
         (ANSWERS, "tests/simulation"),
     ),
