@@ -105,8 +105,7 @@ def _convert(key: str, value: object) -> object:
     if key in ("activation", "qk_norm"):
         return Activation(str(value)) if key == "activation" else QkNorm(str(value))
     if key == "norm":
-        if value not in NORMS:
-            raise ValueError(f"norm must be one of {', '.join(NORMS)}, not {value!r}")
+        require(value in NORMS, f"norm must be one of {', '.join(NORMS)}, not {value!r}")
         return NORMS[str(value)]
     if key == "biases":
         if not isinstance(value, list | dict):

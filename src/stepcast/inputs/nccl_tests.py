@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from stepcast.inputs.kineto.reader import WORDS, collective_named, dtype_named
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, expect
 from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import US
@@ -41,8 +41,7 @@ def read(source: Source) -> CollectiveSweep:
         raise FormatError("has no table; expected a header line with size, count, time, algbw and busbw", source.path)
     table = _SweepTable(text, source, is_tagged=LINES["tag"].match(header) is not None)
     table.read(lines)
-    if not table.rows:
-        raise FormatError("has a table header but no rows; expected sizes and times", source.path, start)
+    expect(table.rows, "has a table header but no rows; expected sizes and times", source.path, start)
     return table.sweep(lines_before)
 
 

@@ -7,7 +7,16 @@ attention; rows, cols or numel of others) and ms, the time of one call.
 from collections import Counter
 from collections.abc import Mapping
 
-from stepcast.inputs.source import FormatError, Source, open_table, parse_amount, parse_count, read_words, shorten
+from stepcast.inputs.source import (
+    FormatError,
+    Source,
+    expect,
+    open_table,
+    parse_amount,
+    parse_count,
+    read_words,
+    shorten,
+)
 from stepcast.ir.measured import OperatorTime, OperatorTimes
 from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Compute, ElementwiseKind, GroupedMatmul, Matmul, cast, usual_kernel
@@ -33,14 +42,12 @@ def read(source: Source) -> OperatorTimes:
     for number, cells in rows:
         row = dict(zip(names, (cell.strip() for cell in cells), strict=True))
         seconds = parse_amount(row["ms"], "ms", number) * MS
-        if not seconds:
-            raise FormatError("ms is 0; expected the time of a call", line=number)
+        expect(seconds, "ms is 0; expected the time of a call", line=number)
         try:
             operators.append(OperatorTime(row["op"], read_works(row, number), seconds))
         except UnknownOperatorError as error:
             left_out[str(error)] += 1
-    if not operators and not left_out:
-        raise FormatError("table has a header but no rows; expected one row per measured operator", line=1)
+    expect(operators or left_out, "table has a header but no rows; expected one row per measured operator", line=1)
     return OperatorTimes(tuple(operators), source.path, left_out=left_out)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from stepcast.inputs.source import DATA, Source, open_table, prefix_errors, read_toml
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
-from stepcast.ir.types import dataclass
+from stepcast.ir.types import dataclass, require
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 
@@ -61,8 +61,7 @@ class OperatorTable:
     def counts(self, name: str, default: float | None = None) -> FloatArray:
         """Return a column of sizes, which are at least 1."""
         values = self.numbers(name, default)
-        if not (values >= 1).all():
-            raise ValueError(f"{self.name}: {name} holds a size below 1")
+        require(bool((values >= 1).all()), f"{self.name}: {name} holds a size below 1")
         return values
 
 

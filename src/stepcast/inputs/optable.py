@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from stepcast.inputs.simai import parse_collective
-from stepcast.inputs.source import FormatError, Source, open_table, parse_amount, parse_count, shorten
+from stepcast.inputs.source import FormatError, Source, expect, open_table, parse_amount, parse_count, shorten
 from stepcast.ir.layout import Group
 from stepcast.ir.types import DType
 from stepcast.ir.work import Collective, Direction, Recorded, Transfer
@@ -34,8 +34,7 @@ MOST_KNOWN = 10_000
 def read(source: Source) -> Workload:
     """Return the table as a one-stage workload of one micro-batch."""
     names, rows = open_table(source, COLUMNS, ", ".join(COLUMNS))
-    if names[0] != "name":
-        raise FormatError(f"first column is {shorten(names[0])}; expected 'name'", line=1)
+    expect(names[0] == "name", f"first column is {shorten(names[0])}; expected 'name'", line=1)
     warnings = [f"column {shorten(name)} is not known and was left out" for name in names if name not in COLUMNS]
     places = [tuple(names.index(f"{phase}_{field}") for field in FIELDS) for phase in PHASE_NAMES]
     process = names.index("process_time")
@@ -54,8 +53,7 @@ def read(source: Source) -> Workload:
             phases.append(known[key])
         process_ms = parse_amount(row[process].strip(), "process_time", number)
         layers.append(Layer(row[0], phases[0], phases[1], phases[2], process_ms * MS))
-    if not layers:
-        raise FormatError("table has a header but no rows; expected one row per operator", line=1)
+    expect(layers, "table has a header but no rows; expected one row per operator", line=1)
     times = (ops[0].work for layer in layers for ops in (layer.input_gradient, layer.weight_gradient))
     if not any(isinstance(work, Recorded) and work.duration_s for work in times):
         warnings.append(

@@ -17,7 +17,7 @@ from math import ceil
 
 import numpy as np
 
-from stepcast.inputs.source import FormatError, Source, prefix_errors, read_words
+from stepcast.inputs.source import FormatError, Source, expect, prefix_errors, read_words
 from stepcast.inputs.table import read_as_one, recognise
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.layout import Layout
@@ -319,8 +319,7 @@ def read_step_lengths(path: str) -> tuple[float, ...]:
     damage = (ValueError, KeyError, TypeError, RecursionError)
     with prefix_errors('is no list of lengths such as {"S": [88, 109, ...]}', file, damage):
         lengths = tuple(float(value) for value in json.loads(data)["S"])
-    if not all(0 < length < 1e9 for length in lengths):
-        raise FormatError("has a length that is not above zero", file)
+    expect(all(0 < length < 1e9 for length in lengths), "has a length that is not above zero", file)
     return lengths
 
 
@@ -341,10 +340,7 @@ def read_gpustat(source: Source) -> tuple[int, ...]:
             if int(used) > int(total):
                 raise FormatError(f"GPU {gpu} uses {used} of {total} MB; expected at most all", source.path)
             peaks_mib[int(gpu)] = max(peaks_mib.get(int(gpu), 0), int(used))
-    if not peaks_mib:
-        raise FormatError(
-            "holds no GPU; expected lines like '[0] NVIDIA A40 | 48'C, 0 % | 0 / 46068 MB |'", source.path
-        )
+    expect(peaks_mib, "holds no GPU; expected lines like '[0] NVIDIA A40 | 48'C, 0 % | 0 / 46068 MB |'", source.path)
     absent = sorted(set(range(max(peaks_mib) + 1)) - set(peaks_mib))
     if absent:
         raise FormatError(f"GPU {absent[0]} is never shown, but GPU {max(peaks_mib)} is", source.path)

@@ -8,7 +8,7 @@ count each time: a few bytes cannot expand into many values, and no value contai
 
 import pickletools
 
-from stepcast.inputs.source import FormatError
+from stepcast.inputs.source import FormatError, expect
 from stepcast.ir.limits import SHARED_VALUES
 
 MOST_DEEP = 100
@@ -106,7 +106,6 @@ def load_plain_pickle(data: bytes) -> object:
             reader.run(opcode.name, argument, place or 0)
     except (ValueError, OverflowError) as error:
         raise error if isinstance(error, FormatError) else FormatError(f"is no pickle: {error}") from None
-    if len(reader.stack) != 1 or reader.below:
-        raise FormatError("holds no single value")
+    expect(len(reader.stack) == 1 and not reader.below, "holds no single value")
     _count_values(reader.stack[0], -len(data), 0)
     return reader.stack[0]

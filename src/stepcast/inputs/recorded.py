@@ -15,7 +15,7 @@ import msgspec
 
 from stepcast.inputs.kineto.reader import dtype_named
 from stepcast.inputs.plain_pickle import load_plain_pickle
-from stepcast.inputs.source import FormatError, Source, prefix_errors
+from stepcast.inputs.source import FormatError, Source, expect, prefix_errors
 from stepcast.ir.limits import GPUS, GROUP_RANKS, RESULT
 from stepcast.ir.measured import CollectiveLog, LoggedCollective
 from stepcast.ir.types import DType, FactDict, pick
@@ -202,8 +202,7 @@ def read_run_inspector(sources: Sequence[Source]) -> CollectiveLog:
             calls.append(_inspected_call(call, group, rank, len(calls)))
         if damaged:
             warnings.append(f"{source.path}: {damaged} lines are no JSON and were left out")
-    if not calls:
-        raise FormatError("holds no collective of the NCCL Inspector", sources[0].path)
+    expect(calls, "holds no collective of the NCCL Inspector", sources[0].path)
     members = {group: tuple(range(size)) for group, size in sizes.items() if size}
     ranks = tuple(sorted({call.rank for call in calls}))
     return CollectiveLog(tuple(calls), ranks, members, sources[0].path, "NCCL Inspector", tuple(warnings))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from stepcast.inputs.source import FormatError, Source, parse_amount, parse_count, read_words, shorten
+from stepcast.inputs.source import FormatError, Source, expect, parse_amount, parse_count, read_words, shorten
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.limits import CHUNKS, GPUS, MICRO_BATCHES
 from stepcast.ir.types import dataclass
@@ -77,13 +77,11 @@ def parse_header(line: str) -> SimaiHeader:
         if key in LIST_KEYS:  # N i1 .. iN
             announced = parse_count(value, key, 1)
             numbers = [*islice(words, announced)]
-            if len(numbers) < announced:
-                raise FormatError(f"{key} announces {announced} layers but lists {len(numbers)}", line=1)
+            expect(len(numbers) == announced, f"{key} announces {announced} layers but lists {len(numbers)}", line=1)
             values[key] = tuple(parse_count(number, key, 1) for number in numbers)
         elif key in COUNT_KEYS:
             count, limit = parse_count(value, key, 1, at_least=1), MOST.get(key, GPUS)
-            if count > limit.most:
-                raise FormatError(f"{key} is {value}; {limit.message}", line=1)
+            expect(count <= limit.most, f"{key} is {value}; {limit.message}", line=1)
             values[COUNT_KEYS[key]] = count
         elif key == "pp_comm":
             values["boundary_bytes"] = round(parse_amount(value, key, 1))
@@ -150,10 +148,8 @@ def read(source: Source) -> Workload:
             role = Role.OPTIMIZER if tokens[0] in LINES["optimizer"] else None
             layer = known[line] = Layer(tokens[0], phases[0], phases[1], phases[2], process_s, tuple(notes), role=role)
         layers.append(layer)
-    if len(layers) != declared:
-        raise FormatError(f"declares {declared} layer lines but holds {len(layers)}", line=2)
-    if not layers:
-        raise FormatError("holds no layer lines; expected at least one", line=2)
+    expect(len(layers) == declared, f"declares {declared} layer lines but holds {len(layers)}", line=2)
+    expect(layers, "holds no layer lines; expected at least one", line=2)
     for index in header.checkpoints + header.checkpoint_initiates:
         if index >= len(layers):
             raise FormatError(f"checkpoint names layer {index}, but the file has {len(layers)}", line=1)

@@ -40,6 +40,12 @@ class FormatError(ValueError):
         return FormatError(self.message, self.path or path, self.line)
 
 
+def expect(condition: object, message: str, path: str | None = None, line: int | None = None) -> None:
+    """Raise a FormatError where the file lacks what its format promises."""
+    if not condition:
+        raise FormatError(message, path, line)
+
+
 @contextlib.contextmanager
 def prefix_errors(
     words: str, path: str | None = None, kinds: tuple[type[Exception], ...] = (ValueError,)
@@ -104,8 +110,7 @@ class Source:
             raise FormatError(f"cannot be read: {reason}", self.path) from None
 
     def _open_stream(self, mode: int) -> BinaryIO:
-        if stat.S_ISDIR(mode):
-            raise FormatError("is a directory; expected a file", self.path)
+        expect(not stat.S_ISDIR(mode), "is a directory; expected a file", self.path)
         if stat.S_ISFIFO(mode):
             opened: list[BinaryIO] = []
 
@@ -116,8 +121,7 @@ class Source:
             waiting = threading.Thread(target=wait, daemon=True)
             waiting.start()
             waiting.join(WRITER_S)
-            if not opened:
-                raise FormatError(f"is a pipe that no program writes into (waited {WRITER_S:.0f} s)", self.path)
+            expect(opened, f"is a pipe that no program writes into (waited {WRITER_S:.0f} s)", self.path)
             return opened[0]
         if stat.S_ISCHR(mode):
             file = open(self.path, "rb")  # noqa: SIM115  # the caller closes it
@@ -291,8 +295,7 @@ def read_words(topic: str) -> Mapping[str, Mapping[str, str]]:
 
 def parse_toml(text: str, path: str | None = None) -> FactDict:
     """Return the tables of *text*; raise a FormatError where it is not TOML."""
-    if _DEEP_KEY.search(text):
-        raise FormatError(KEY_PARTS.message, path)
+    expect(not _DEEP_KEY.search(text), KEY_PARTS.message, path)
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -357,8 +360,7 @@ def open_table(source: Source, needed: Sequence[str] = (), expected: str = "") -
     names = [name.strip() for name in next(rows, (1, [""]))[1]]
     if missing := [name for name in needed if name not in names]:
         raise FormatError(f"header lacks {', '.join(missing)}; expected {expected}", source.path, 1)
-    if len(names) > COLUMNS.most:
-        raise FormatError(COLUMNS.message, source.path, 1)
+    expect(len(names) <= COLUMNS.most, COLUMNS.message, source.path, 1)
     if repeated := sorted(name for name, times in Counter(names).items() if times > 1):
         raise FormatError(f"header repeats {', '.join(map(shorten, repeated[:5]))}", source.path, 1)
 

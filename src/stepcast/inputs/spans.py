@@ -15,7 +15,7 @@ import msgspec
 
 from stepcast.inputs.chakra.protobuf import bytes_in, fields
 from stepcast.inputs.kineto.reader import kind_of_kernel
-from stepcast.inputs.source import FormatError, Source, open_columns, prefix_errors
+from stepcast.inputs.source import FormatError, Source, expect, open_columns, prefix_errors
 from stepcast.ir.limits import GPUS, NSYS_DEVICES, NSYS_ROWS, PIPE, RESULT, TRACE
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.ir.types import Facts
@@ -46,8 +46,7 @@ def read_rocprof(source: Source) -> Timeline:
             raise FormatError("a kernel must end after it starts", source.path, line)
         lane = builder.lane(agents.setdefault(agent, len(agents)), f"stream {queue}")
         builder.add(name, lane, start_s, duration_s, kind=kind_of_kernel(name))
-    if not len(builder):
-        raise FormatError("holds no kernel", source.path)
+    expect(len(builder), "holds no kernel", source.path)
     return builder.build(measured=True, source=source.path, facts={"agents": list(agents)})
 
 
@@ -88,8 +87,7 @@ def read_otlp(source: Source) -> Timeline:
             words = str(attributes.get("service.instance.id", attributes.get("host.name", "")))
             number = resources.setdefault(words, len(resources))
         builder.add(name, builder.lane(number, "spans"), start * NS, (end - start) * NS, kind=SpanKind.HOST)
-    if not len(builder):
-        raise FormatError("holds no span", source.path)
+    expect(len(builder), "holds no span", source.path)
     return builder.build(measured=True, source=source.path)
 
 
@@ -198,8 +196,7 @@ class _ExportReader:
             for start, end, text, number, thread in self.spans(RANGES, "text", "textId", "globalTid"):
                 if label := names.get(number) if text is None else text:
                     self.add(str(label), 0, f"nvtx {thread or 0}", start, end, SpanKind.HOST)
-        if not len(self.builder):
-            raise FormatError("holds no kernel", self.path)
+        expect(len(self.builder), "holds no kernel", self.path)
         return self.builder.build(measured=True, source=self.path, facts={"format": "nsys", "kernels": rows})
 
     def add(self, name: str, device: object, lane: str, start: object, end: object, kind: SpanKind) -> None:
@@ -207,8 +204,7 @@ class _ExportReader:
         if not isinstance(start, int) or not isinstance(end, int) or not isinstance(device, int):
             raise FormatError("a row has no whole numbers of nanoseconds", self.path)
         if device not in self.devices:
-            if not 0 <= device <= GPUS.most:
-                raise FormatError(f"device {device} is no number of a GPU", self.path)
+            expect(0 <= device <= GPUS.most, f"device {device} is no number of a GPU", self.path)
             self.devices.add(device)
             NSYS_DEVICES.check(len(self.devices))
         self.builder.add(name, self.builder.lane(device, lane), start * NS, max(0, end - start) * NS, kind=kind)

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import msgspec
 
-from stepcast.inputs.source import DATA, FormatError, Source, read_toml, read_words
+from stepcast.inputs.source import DATA, Source, expect, read_toml, read_words
 from stepcast.ir.measured import LoggedScore, LoggedStep, LoggedTimer, StepLog
 from stepcast.ir.types import FactDict
 from stepcast.units import GIB, MIB, MS
@@ -174,8 +174,7 @@ def read(source: Source, variant: str) -> StepLog:
                 steps.append(event)
             elif isinstance(event, LoggedScore):
                 scores[event.rank] = event
-    if not steps:
-        raise FormatError(f"holds no step of {program}", source.path)
+    expect(steps, f"holds no step of {program}", source.path)
     facts: dict[str, object] = {name: sorted(values)[len(values) // 2] for name, values in lines.facts.items()}
     if scores:
         by_score = sorted(scores.values(), key=lambda score: score.score)
@@ -219,8 +218,7 @@ def read_mlperf(source: Source) -> StepLog:
             blocks.append((_mlperf_samples(event), time_s))
             rate = value.get("throughput") if key == "tracked_stats" and isinstance(value, dict) else None
             rates += [float(rate)] if isinstance(rate, int | float) else []
-    if not times and not facts:
-        raise FormatError("holds no event of MLPerf", source.path)
+    expect(times or facts, "holds no event of MLPerf", source.path)
     if {"run_start", "run_stop"} <= times.keys():
         facts["run_s"] = times["run_stop"] - times["run_start"]
     if rates:

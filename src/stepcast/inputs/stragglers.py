@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from stepcast.inputs.source import FormatError, Source, open_columns
+from stepcast.inputs.source import FormatError, Source, expect, open_columns
 from stepcast.ir.measured import ReplicaOperation, WorkerSteps
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc")
@@ -27,8 +27,7 @@ def read(source: Source) -> WorkerSteps:
             raise FormatError("expected numbers in the columns of an operation", source.path, line) from None
         if not (np.isfinite(start_s) and np.isfinite(duration_s) and duration_s >= 0):
             raise FormatError("times must be finite, durations zero or more", source.path, line)
-    if not steps:
-        raise FormatError("holds no operation", source.path)
+    expect(steps, "holds no operation", source.path)
     return _arrange(steps, ranks, source.path)
 
 
@@ -47,8 +46,7 @@ def _arrange(steps: Steps, ranks: dict[tuple[int, int], int], path: str) -> Work
     complete = [
         step for step in sorted(steps) if all(steps[step].get(replica, {}).keys() == usual for replica in replicas)
     ]
-    if not complete:
-        raise FormatError("no step has the same operations in every replica", path)
+    expect(complete, "no step has the same operations in every replica", path)
     first = steps[complete[0]][replicas[0]]
     order = sorted(first, key=lambda key: (first[key][0], key))
     values = np.array([[[steps[step][replica][key][:2] for key in order] for replica in replicas] for step in complete])

@@ -16,7 +16,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from stepcast.inputs.source import DATA, FormatError, Source, read_toml
+from stepcast.inputs.source import DATA, FormatError, Source, expect, read_toml
 from stepcast.ir.types import dataclass
 
 
@@ -66,8 +66,7 @@ def format_named(name: str) -> Format:
 
 def recognise(source: Source) -> Format:
     """Return the format of *source*, by its content."""
-    if not source.head_bytes.strip():
-        raise FormatError("is empty; expected a workload, trace, log or model file", source.path)
+    expect(source.head_bytes.strip(), "is empty; expected a workload, trace, log or model file", source.path)
     for entry in FORMATS:
         with suppress(RecursionError):  # nested too deeply to be looked at
             if entry.matches(source):

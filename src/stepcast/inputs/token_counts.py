@@ -8,7 +8,7 @@ from itertools import islice
 
 import msgspec
 
-from stepcast.inputs.source import FormatError, Source, parse_amount, prefix_errors
+from stepcast.inputs.source import FormatError, Source, expect, parse_amount, prefix_errors
 from stepcast.ir.limits import CONFIG, DESCRIPTION
 from stepcast.ir.types import Facts
 
@@ -40,8 +40,7 @@ def read_sample_lengths(path: str, tokenizer: str = "") -> tuple[list[float], bo
         if not 0 <= value < MOST_TOKENS:
             raise FormatError(f"sample {number} has {value} tokens", path)
         lengths.append(max(1.0, float(value)))
-    if not lengths:
-        raise FormatError("holds no samples", path)
+    expect(lengths, "holds no samples", path)
     return lengths, estimated
 
 
@@ -117,6 +116,5 @@ def read_expert_load(path: str | os.PathLike[str]) -> list[float]:
         raise FormatError(EXPECTED, path)
     with prefix_errors(EXPECTED, path):
         numbers = [parse_amount(str(value), "a count", None) for value in values]
-    if sum(numbers) == 0:
-        raise FormatError("all experts have 0 tokens", path)
+    expect(sum(numbers) != 0, "all experts have 0 tokens", path)
     return numbers

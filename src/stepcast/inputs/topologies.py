@@ -12,7 +12,7 @@ from xml.parsers import expat
 
 import msgspec
 
-from stepcast.inputs.source import DATA, FormatError, Source, prefix_errors, read_toml
+from stepcast.inputs.source import DATA, FormatError, Source, expect, prefix_errors, read_toml
 from stepcast.ir.limits import CONFIG, GPUS, LISTED, RESULT
 from stepcast.ir.measured import Wiring, find_fabric
 from stepcast.units import GB, MB
@@ -88,11 +88,9 @@ class _NcclDump:
                     self.nets[key] = (rate, attributes.get("gdr", "0") == "1")
 
     def wiring(self) -> Wiring:
-        if not self.gpus:
-            raise FormatError("holds no GPU; expected a topology of NCCL_TOPO_DUMP_FILE")
+        expect(self.gpus, "holds no GPU; expected a topology of NCCL_TOPO_DUMP_FILE")
         hosts, counts = len(self.hosts), self.hosts.values()
-        if len(set(counts)) > 1:
-            raise FormatError(f"its {hosts} hosts have {min(counts)} to {max(counts)} GPUs")
+        expect(len(set(counts)) <= 1, f"its {hosts} hosts have {min(counts)} to {max(counts)} GPUs")
         warnings = []
         gpus = len(self.gpus) // hosts
         device = Counter(device for _, device, _ in self.gpus).most_common(1)[0][0]
@@ -261,8 +259,7 @@ def read_slurm(source: Source) -> Wiring:
                 raise FormatError(f"block {words['blockname']} has no nodes", line=number)
         elif "blocksizes" in words:
             sizes = [int(size) for size in words["blocksizes"].split(",") if re.fullmatch("[0-9]{1,6}", size)]
-    if switches and blocks:
-        raise FormatError("has switches and blocks; Slurm takes one or the other")
+    expect(not (switches and blocks), "has switches and blocks; Slurm takes one or the other")
     LISTED.check(sum(len(switch.nodes) for switch in switches.values()) + sum(blocks.values()))
     if not blocks:
         return _tree_wiring(switches)
@@ -320,8 +317,7 @@ def _range_numbers(ranges: str, line: int | None) -> Iterator[str]:
 
 
 def _tree_wiring(switches: Mapping[str, _SlurmSwitch]) -> Wiring:
-    if not switches:
-        raise FormatError("names no switch; expected lines such as SwitchName=s0 Nodes=tux[0-3]")
+    expect(switches, "names no switch; expected lines such as SwitchName=s0 Nodes=tux[0-3]")
     parents: dict[str, str] = {}
     for name, switch in switches.items():
         for below in switch.switches:
@@ -340,8 +336,7 @@ def _tree_wiring(switches: Mapping[str, _SlurmSwitch]) -> Wiring:
             line=switches[roots[1]].line,
         )
     leaves = {name: len(switch.nodes) for name, switch in switches.items() if switch.nodes}
-    if not leaves:
-        raise FormatError("no switch has nodes; expected SwitchName=... Nodes=...")
+    expect(leaves, "no switch has nodes; expected SwitchName=... Nodes=...")
     for name, switch in switches.items():
         if not (switch.nodes or switch.switches):
             raise FormatError(f"switch {name} has neither nodes nor switches", line=switch.line)

@@ -21,6 +21,7 @@ from stepcast.inputs.chakra.reader import prefix_of
 from stepcast.inputs.chakra.record import encode_workload, write_head
 from stepcast.ir.layout import Group, Layout, members, neighbour
 from stepcast.ir.limits import CHAKRA_SET, NODES
+from stepcast.ir.types import require
 from stepcast.ir.work import (
     COMPUTING,
     GATHERS,
@@ -65,8 +66,7 @@ class SharedNode(NamedTuple):
 def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
     """Yield the name and content of each file of the set, named after *output* without its .et."""
     ranks = workload.layout.gpus
-    if output == "-" and ranks > 1:
-        raise ValueError(f"chakra is a file for each of {ranks} ranks; give a name to write them to")
+    require(output != "-" or ranks == 1, f"chakra is a file for each of {ranks} ranks; give a name to write them to")
     prefix, suffix = prefix_of(output), ".gz" if output.endswith(".gz") else ""
     # Nodes are written out, layer by layer and micro-batch by micro-batch.
     count = sum(

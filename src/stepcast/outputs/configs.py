@@ -301,8 +301,7 @@ def write_deepspeed(run: EmittedRun) -> str:
     """Return DeepSpeed's JSON."""
     strategy, zero = run.strategy, "zero_optimization"
     keys = write_choices("deepspeed", _drop_single(run.choices))
-    if f"{zero}.stage" not in keys:
-        raise ValueError(f"DeepSpeed has no {strategy.sharding}: predict with --sharding zero-3")
+    require(f"{zero}.stage" in keys, f"DeepSpeed has no {strategy.sharding}: predict with --sharding zero-3")
     keys |= {"gradient_accumulation_steps": strategy.micro_batches, f"{zero}.overlap_comm": strategy.overlap.gradients}
     if run.framework.bucket_bytes is not None:
         keys[f"{zero}.reduce_bucket_size"] = run.framework.bucket_bytes // 2
@@ -315,8 +314,7 @@ def write_deepspeed(run: EmittedRun) -> str:
 def write_accelerate(run: EmittedRun) -> str:
     """Return accelerate's YAML: FSDP, DeepSpeed's ZeRO, or DDP."""
     strategy, layout = run.strategy, run.strategy.layout
-    if layout.pp > 1:
-        raise ValueError("accelerate has no pipelines: predict with --pp 1, or emit megatron or torchtitan")
+    require(layout.pp <= 1, "accelerate has no pipelines: predict with --pp 1, or emit megatron or torchtitan")
     choices = dict(_drop_single(run.choices))
     # Only FSDP1 has a key for late gathers, and frees parameters by its strategy.
     is_late = run.framework.late_gathers and choices.get("reshard") is not False

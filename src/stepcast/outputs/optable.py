@@ -1,7 +1,7 @@
 """Operator tables from a Workload: one micro-batch of one stage, repeated layers once."""
 
 from stepcast.inputs.optable import COLUMNS, ELEMENT
-from stepcast.inputs.source import FormatError
+from stepcast.inputs.source import FormatError, expect
 from stepcast.ir.layout import Group
 from stepcast.ir.work import Collective, Transfer
 from stepcast.ir.workload import LAYER_BLOCK, Layer, Phase, Workload
@@ -46,8 +46,7 @@ def _phase_cells(layer: Layer, phase: Phase) -> list[str]:
         kind = type(work).__name__
         raise FormatError(f"layer {layer.name!r}: an operator table holds times, not a {kind} to be priced")
     elements, rest = divmod(work.size_bytes, int(ELEMENT.bytes))
-    if rest:
-        raise FormatError(f"layer {layer.name!r}: {work.size_bytes} bytes are not whole fp32 elements")
+    expect(not rest, f"layer {layer.name!r}: {work.size_bytes} bytes are not whole fp32 elements")
     if isinstance(work, Transfer):
         return [_milliseconds(recorded_s), "SENDRECV", str(elements)]
     bare = Group.TP if op.blocking and phase is not Phase.WEIGHT_GRADIENT else Group.DP

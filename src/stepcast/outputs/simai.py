@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from stepcast.inputs.simai import BARE_GROUPS, KINDS, SUFFIXES, parse_header
-from stepcast.inputs.source import FormatError
+from stepcast.inputs.source import FormatError, expect
 from stepcast.ir.work import Collective, Recorded
 from stepcast.ir.workload import Layer, Op, Phase, Workload
 from stepcast.units import NS
@@ -70,10 +70,8 @@ def _phase_cells(layer: Layer, ops: Sequence[Op], bare_group: str) -> list[str]:
     if len(messages) > 1 or not isinstance(work, Collective):
         kinds = ", ".join(type(op.work).__name__ for op in messages)
         raise FormatError(f"layer {layer.name!r} needs {kinds}: a SimAI line holds one time and one collective")
-    if work.times > 1:
-        raise FormatError(f"layer {layer.name!r} needs {work.times} collectives: a SimAI line holds one")
-    if work.kind not in KIND_WORDS:
-        raise FormatError(f"layer {layer.name!r}: SimAI text has no word for {work.kind}")
+    expect(work.times <= 1, f"layer {layer.name!r} needs {work.times} collectives: a SimAI line holds one")
+    expect(work.kind in KIND_WORDS, f"layer {layer.name!r}: SimAI text has no word for {work.kind}")
     if work.group != bare_group and work.group not in GROUP_SUFFIXES:
         raise FormatError(f"layer {layer.name!r}: this SimAI column cannot name the group {work.group}")
     suffix = "" if work.group == bare_group else GROUP_SUFFIXES[work.group]

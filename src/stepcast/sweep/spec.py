@@ -10,7 +10,7 @@ from math import gcd, prod
 from random import Random
 
 from stepcast.inputs.expression import Expression
-from stepcast.inputs.source import FormatError, parse_toml
+from stepcast.inputs.source import FormatError, expect, parse_toml
 from stepcast.ir.limits import POINTS
 from stepcast.ir.types import FactDict, dataclass, replace
 
@@ -91,8 +91,7 @@ def read_spec(text: str, path: str | None = None) -> Spec:
     if unknown := sorted(set(table) - {"ask", "fixed", "axis", "where"}):
         raise FormatError(f"{unknown[0]!r} is not part of a sweep; expected ask, where, [fixed], [[axis]]", path)
     ask = table.get("ask", "predict")
-    if ask not in QUESTIONS:
-        raise FormatError(f"ask = {ask!r}; expected one of {', '.join(QUESTIONS)}", path)
+    expect(ask in QUESTIONS, f"ask = {ask!r}; expected one of {', '.join(QUESTIONS)}", path)
     fixed = table.get("fixed", {})
     if not isinstance(fixed, dict):
         raise FormatError("fixed is not a table; write [fixed] and a line for each option", path)
@@ -107,8 +106,7 @@ def read_spec(text: str, path: str | None = None) -> Spec:
             raise FormatError(f"two axes set {both[0]!r}; a point has one value of it", path)
         seen |= names
     spec = Spec(ask, _words(fixed, "[fixed]", path), tuple(sorted(axes, key=_rank_axis)))
-    if spec.size > POINTS.most:
-        raise FormatError(POINTS.message, path)
+    expect(spec.size <= POINTS.most, POINTS.message, path)
     where = table.get("where")
     if where is None:
         return spec
@@ -139,8 +137,7 @@ def _axis(table: Mapping[str, object], number: int, path: str | None) -> SweepAx
             lengths = ", ".join(f"{len(values)} of {name}" for name, values in columns.items())
             raise FormatError(f"{where}: its lists vary together and differ in length: {lengths}", path)
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)]
-    if not rows:
-        raise FormatError(f"{where}: has no values", path)
+    expect(rows, f"{where}: has no values", path)
     return tuple(_words(row, where, path) for row in rows)
 
 

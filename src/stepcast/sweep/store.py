@@ -17,7 +17,7 @@ import msgspec
 
 from stepcast.inputs.source import Source, read_toml
 from stepcast.ir.limits import RESULT
-from stepcast.ir.types import FactDict, dataclass
+from stepcast.ir.types import FactDict, dataclass, require
 from stepcast.outputs.files import hold
 from stepcast.sweep.engines import Answer, AnsweredChunk, ChunkPace, EngineSetting, PointChunk, load_engine
 from stepcast.sweep.spec import Spec, Words
@@ -71,8 +71,7 @@ class Store(contextlib.AbstractContextManager["Store"]):
         self.base = sqlite3.connect(f"{name}?mode={mode}", timeout=_WAIT_S, uri=True, isolation_level=None)
         application = self.base.execute("PRAGMA application_id").fetchone()[0]
         tables = [name for (name,) in self.base.execute("SELECT name FROM sqlite_master")]
-        if tables and application != APPLICATION:
-            raise ValueError(f"{self.path}: is not the store of a sweep")
+        require(not tables or application == APPLICATION, f"{self.path}: is not the store of a sweep")
         if tables and self.base.execute("PRAGMA user_version").fetchone()[0] != VERSION:
             raise ValueError(f"{self.path}: was written by another version of stepcast; use another folder")
         if not writes and "points" not in tables:
@@ -272,8 +271,7 @@ def rows_of(
     known = store.columns()
     order = USUAL_ORDER
     if sort is not None:
-        if sort not in known:
-            raise ValueError(f"--sort {sort}: unrecognised column; choose from {', '.join(known)}")
+        require(sort in known, f"--sort {sort}: unrecognised column; choose from {', '.join(known)}")
         order = f'"{sort}" IS NULL, "{sort}"{" DESC" if reverse else ""}, "position"'
     condition = f"WHERE ({where})" if where else ""
     limit = f"LIMIT {top}" if top is not None else ""

@@ -18,7 +18,7 @@ from stepcast.inputs.chakra.nodes import COLLECTIVE_OF_TYPE, NONE, WORDS, Chakra
 from stepcast.inputs.chakra.protobuf import Value, WireError, fields, read_attribute, read_varint, text
 from stepcast.inputs.chakra.record import RECORD, decode_workload, read_record
 from stepcast.inputs.kineto.reader import ProcessGroup, group_named
-from stepcast.inputs.source import FormatError, Source, prefix_errors
+from stepcast.inputs.source import FormatError, Source, expect, prefix_errors
 from stepcast.ir.arrays import BoolArray, IntArray
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.limits import GROUPS, TRACE
@@ -203,8 +203,7 @@ def read_workload(
         if left_out := int((runs & on_host).sum()):
             warnings.append(f"{left_out} host ops were left out: they run at the same time as the device's")
         runs &= ~on_host
-    if not runs.any():
-        raise FormatError("has no nodes that compute or communicate; expected a Chakra execution trace", path)
+    expect(runs.any(), "has no nodes that compute or communicate; expected a Chakra execution trace", path)
     waits = _find_waits(nodes, dependencies, order, runs)
     layers = _read_layers(nodes, known, path, order[runs[order]], *waits)
     if not known.stated and bool(nodes.matching(lambda content: content.type in COMM_TYPES)[runs].any()):
@@ -421,8 +420,7 @@ def read_run(sources: Sequence[Source]) -> Workload:
             groups |= read_groups(source)
         else:
             files.append(source)
-    if not files:
-        raise FormatError("lists communicators and holds no trace; name the .et files with it", sources[0].path)
+    expect(files, "lists communicators and holds no trace; name the .et files with it", sources[0].path)
     path_of_rank: dict[int | None, str] = {}
     for source in files:
         rank = rank_of(source.path)

@@ -18,6 +18,7 @@ from stepcast.inputs.chakra.nodes import has_metadata, read_metadata
 from stepcast.inputs.chakra.protobuf import AttributeKind, WireError, attribute, bytes_field, delimit, read_varint
 from stepcast.inputs.source import FormatError, prefix_errors
 from stepcast.ir.limits import MICRO_BATCHES, NODES, UNPACKED
+from stepcast.ir.types import require
 from stepcast.ir.work import Work
 from stepcast.ir.workload import FIRST, LAST, Block, Layer, Op, Stage, Workload, count_layers
 
@@ -97,8 +98,7 @@ def decode_workload(packed: bytes) -> Workload:
     unpacker = zlib.decompressobj()
     with prefix_errors(f"{RECORD} is damaged", kinds=(zlib.error,)):
         content = unpacker.decompress(packed, UNPACKED.most)
-    if unpacker.unconsumed_tail or not unpacker.eof:
-        raise ValueError(f"{RECORD} is damaged: cut off, or {UNPACKED.message}")
+    require(unpacker.eof and not unpacker.unconsumed_tail, f"{RECORD} is damaged: cut off, or {UNPACKED.message}")
     try:
         return build_workload(msgspec.json.decode(content, type=WorkloadRecord))
     except msgspec.MsgspecError as error:  # no ValueError in older versions of msgspec

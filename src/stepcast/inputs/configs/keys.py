@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from stepcast.inputs.expression import Expression
-from stepcast.inputs.source import FormatError, read_toml
+from stepcast.inputs.source import FormatError, expect, read_toml
 from stepcast.ir.types import FactDict, Facts, dataclass
 
 DATA = Path(__file__).parents[2] / "data" / "configs"
@@ -346,8 +346,7 @@ def flat(table: Mapping[str, object]) -> dict[str, object]:
     values: dict[str, object] = {}
 
     def walk(inner: Mapping[str, object], prefix: str, depth: int) -> None:
-        if depth > MOST_DEPTH:
-            raise FormatError("its tables nest too deeply to be read")
+        expect(depth <= MOST_DEPTH, "its tables nest too deeply to be read")
         for key, value in inner.items():
             if isinstance(value, Mapping):
                 walk(value, f"{prefix}{key}.", depth + 1)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from stepcast.inputs.configs.keys import NO, Keys, Options, OptionValue, RunConfig, given_options, known_keys
 from stepcast.inputs.model_table import shortest_period
-from stepcast.inputs.source import FormatError, read_words
+from stepcast.inputs.source import FormatError, expect, read_words
 from stepcast.ir.limits import LAYERS
 from stepcast.ir.types import FactDict, Facts
 
@@ -363,8 +363,7 @@ def parse_layout(layout: str, pp: int) -> tuple[int, ...]:
     while match := REPEATED.search(text):
         piece, times = match[1] if match[2] else match[3], int(match[2] or match[4])
         size += len(piece) * times
-        if size > 100_000:
-            raise FormatError(f"{fault} repeats too much")
+        expect(size <= 100_000, f"{fault} repeats too much")
         text = text[: match.start()] + piece * times + text[match.end() :]
     stages = text.split("|")
     if set(text) - set("EtmL|") or len(stages) % pp or len(stages) > MOST_STAGES:
@@ -384,8 +383,7 @@ def uneven_stages(keys: Keys, layers: int, pp: int, chunks: int) -> tuple[int, .
     embedding, loss = (int(keys.flag(name) or False) for name in COUNTED_AS_LAYERS)
     if pp == 1 or (first is None and last is None and not embedding and not loss):
         return ()
-    if not 0 < pp * chunks <= MOST_STAGES:
-        raise FormatError(f"{pp * chunks:,} pipeline stages are more than {MOST_STAGES:,}")
+    expect(0 < pp * chunks <= MOST_STAGES, f"{pp * chunks:,} pipeline stages are more than {MOST_STAGES:,}")
     if not layers:
         why = "the file has no number of layers, so stages are predicted as equal; give --stage-layers"
         keys.report(why, *names[0], *names[1], *COUNTED_AS_LAYERS)

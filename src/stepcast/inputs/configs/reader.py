@@ -10,7 +10,7 @@ import msgspec
 from stepcast.inputs.configs import megatron, nemo, peers, torchtitan, tuning
 from stepcast.inputs.configs.keys import RunConfig
 from stepcast.inputs.configs.shell import read_flags
-from stepcast.inputs.source import FormatError, Source, parse_toml, prefix_errors, read_words
+from stepcast.inputs.source import FormatError, Source, expect, parse_toml, prefix_errors, read_words
 from stepcast.inputs.table import refuse_known
 from stepcast.ir.limits import DESCRIPTION
 
@@ -49,8 +49,7 @@ def read_text(text: str, path: str, opens_files: bool = False) -> RunConfig:
     *opens_files*: files that it names belong to it, and are looked for in the working folder and next to *path*.
     """
     for mark, why in WORDS["unread_configs"].items():
-        if re.search(mark, text):
-            raise FormatError(why)
+        expect(not re.search(mark, text), why)
     folder = os.path.dirname(path) if opens_files else None
     if path.endswith((".toml", ".yaml", ".yml")) or text.lstrip().startswith("{"):
         return _read_table(_add_files(_parse_table(text, path), folder))
@@ -62,8 +61,7 @@ def read_text(text: str, path: str, opens_files: bool = False) -> RunConfig:
     if tool in ("trainer", "llama-factory", "swift", "openrlhf"):
         return tuning.read(_add_files(keys, folder), tool)
     config = megatron.read_arguments(flags, text)
-    if not config.understood:
-        raise FormatError(UNRECOGNISED)
+    expect(config.understood, UNRECOGNISED)
     return config
 
 

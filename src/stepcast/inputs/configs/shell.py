@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from stepcast.inputs.expression import Expression
-from stepcast.inputs.source import FormatError, read_words
+from stepcast.inputs.source import FormatError, expect, read_words
 from stepcast.ir.limits import SCRIPT
 
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -38,8 +38,7 @@ def read_flags(text: str) -> dict[str, str | bool]:
 
 def _check_length(text: str) -> None:
     """Refuse long texts: the time to read a word grows with the square of its length."""
-    if len(text) > SCRIPT.most:
-        raise FormatError(f"{SCRIPT.message}; is it a launch script?")
+    expect(len(text) <= SCRIPT.most, f"{SCRIPT.message}; is it a launch script?")
 
 
 def _split_words(text: str) -> list[str]:
@@ -54,8 +53,7 @@ def _split_words(text: str) -> list[str]:
     except ValueError as error:
         why = str(error).lower()
         raise FormatError(f"is no known configuration, and not a shell script that can be read ({why})") from None
-    if len(words) > MOST_WORDS:
-        raise FormatError(f"has more than {MOST_WORDS:,} words; is it a launch script?")
+    expect(len(words) <= MOST_WORDS, f"has more than {MOST_WORDS:,} words; is it a launch script?")
     return words
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 
 from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, flat, given_options, is_on, known_keys
-from stepcast.inputs.source import FormatError, prefix_errors, read_words
+from stepcast.inputs.source import FormatError, expect, prefix_errors, read_words
 from stepcast.ir.limits import SCRIPT
 
 DEEPSPEED = "deepspeed-transformers"
@@ -263,8 +263,7 @@ def read_command(text: str, table: Mapping[str, object]) -> tuple[str, Mapping[s
 
 def parse_python(text: str) -> dict[str, object]:
     """Return the arguments that a Python script passes to Trainer, TRL, peft or Unsloth, without running it."""
-    if len(text) > SCRIPT.most:
-        raise FormatError(f"{SCRIPT.message}; is it a training script?")
+    expect(len(text) <= SCRIPT.most, f"{SCRIPT.message}; is it a training script?")
     unreadable = (SyntaxError, ValueError, RecursionError, MemoryError)
     with prefix_errors("is not a Python script that can be read", "", unreadable):
         tree = ast.parse(text)

@@ -15,7 +15,7 @@ import msgspec
 
 from stepcast.inputs.configs.peers import as_hugging_face
 from stepcast.inputs.model_table import build_model, shortest_period
-from stepcast.inputs.source import DATA, FormatError, Source, read_toml, read_words
+from stepcast.inputs.source import DATA, FormatError, Source, expect, read_toml, read_words
 from stepcast.ir.architecture import MOST_LAYERS
 from stepcast.ir.limits import CONFIG
 from stepcast.ir.model import Model
@@ -260,8 +260,7 @@ def qwen_experts(keys: ConfigTable, values: Values) -> None:
     layers, experts = values["layers"], values["experts"]
     # The Model refuses more layers.
     pattern = sparse_layers(keys, layers) if layers <= MOST_LAYERS else [True]
-    if not any(pattern):
-        raise FormatError("decoder_sparse_step and mlp_only_layers leave no layer with experts")
+    expect(any(pattern), "decoder_sparse_step and mlp_only_layers leave no layer with experts")
     experts |= {"pattern": shortest_period(pattern), "shared_gate": experts["shared_ffn"] > 0}
 
 
@@ -305,8 +304,7 @@ def nemotron_h(keys: ConfigTable, values: Values) -> None:
     pattern = keys.word("hybrid_override_pattern", default="").replace("|", "")
     if not pattern:
         pattern = "".join(WORDS["letters_block"].get(str(kind), "?") for kind in keys.items("layers_block_type"))
-    if not pattern:
-        raise FormatError("the nemotron_h config lacks hybrid_override_pattern or layers_block_type")
+    expect(pattern, "the nemotron_h config lacks hybrid_override_pattern or layers_block_type")
     values["hybrid"]["pattern"] = pattern
     if "E" in pattern:
         values["experts"] = {
@@ -436,8 +434,7 @@ def read_config(data: bytes | str, name: str) -> Model:
         keys = _text_keys(outer)
         rows, values = FAMILIES[keys.kind], Values()
         for key in rows.get("unbiased", "").split():
-            if keys.flag(key, default=False):
-                raise FormatError(f"{key}: Mamba blocks with biased projections are not known")
+            expect(not keys.flag(key, default=False), f"{key}: Mamba blocks with biased projections are not known")
         for field, row in rows.items():
             if field not in ("types", "unbiased", "rules") and (value := _read_row(row, keys, values)) is not None:
                 values[field] = value
@@ -489,8 +486,7 @@ def _text_keys(keys: ConfigTable) -> ConfigTable:
     if kind in FAMILIES:
         return ConfigTable(keys.table, kind)
     listed = f"docs/models.md lists the {len(FAMILIES)} that are known"
-    if not kind:
-        raise FormatError(f"names no model_type; {listed}")
+    expect(kind, f"names no model_type; {listed}")
     lacking = WORDS["not_modelled"].get(kind)
     why = f": it has {lacking}, which are not modelled" if lacking else ""
     hint = "'stepcast capture' takes it as PyTorch runs it, where transformers knows it"  # needs no family

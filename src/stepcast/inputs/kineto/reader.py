@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from stepcast.inputs.kineto.stream import EventStream, TraceEvent
-from stepcast.inputs.source import FormatError, Source, read_words
+from stepcast.inputs.source import FormatError, Source, expect, read_words
 from stepcast.ir.arrays import FloatArray, Int32Array
 from stepcast.ir.layout import Group
 from stepcast.ir.timeline import NONE, SpanKind, Timeline, TimelineBuilder
@@ -451,8 +451,7 @@ def read_run(sources: Sequence[Source]) -> Timeline:
         world_size = communicators.world_size or world_size
         devices |= dict.fromkeys(stream.device_names())
         facts |= _run_facts(metadata, info, communicators)
-    if not len(builder):
-        raise FormatError("has no events with a start and a duration; expected a profiler trace", sources[0].path)
+    expect(len(builder), "has no events with a start and a duration; expected a profiler trace", sources[0].path)
     facts = {"steps": steps} | facts
     if devices:
         facts["devices"] = list(devices)

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from stepcast.inputs.kineto.reader import WORDS, collective_named, dtype_named
 from stepcast.inputs.megatron.config import RankEvidence, infer
-from stepcast.inputs.source import FormatError, Source, parse_amount
+from stepcast.inputs.source import FormatError, Source, expect, parse_amount
 from stepcast.ir.layout import Group
 from stepcast.ir.timeline import NONE, SpanKind, Timeline, TimelineBuilder
 from stepcast.ir.types import DType, dataclass, group_by_key
@@ -243,8 +243,7 @@ def read_run(sources: Sequence[Source]) -> Timeline:
     trace = TraceLines()
     seen: set[str] = set()
     for source in sources:
-        if source.path in seen:
-            raise FormatError("is given twice; expected each rank of the run once", source.path)
+        expect(source.path not in seen, "is given twice; expected each rank of the run once", source.path)
         seen.add(source.path)
         before = len(trace.lines)
         for number, text in enumerate(source.each_line(), 1):
@@ -253,8 +252,7 @@ def read_run(sources: Sequence[Source]) -> Timeline:
                     trace.add(source.path, text)
             except FormatError as error:
                 raise FormatError(error.message, source.path, number) from None
-        if len(trace.lines) == before:
-            raise FormatError("holds no operation; expected lines rank:INT:operation(...)", source.path)
+        expect(len(trace.lines) > before, "holds no operation; expected lines rank:INT:operation(...)", source.path)
     lines = trace.lines
     warnings = list(_place_untimed(lines))
     _mark_fused(lines)
@@ -299,8 +297,7 @@ def _by_rank(lines: Iterable[TraceLine]) -> dict[int, list[TraceLine]]:
 def _place_untimed(lines: Sequence[TraceLine]) -> Iterator[str]:
     """Place lines without a timestamp (profiled in isolation) after the line of their rank before them."""
     timed = [line for line in lines if line.end_ms]
-    if not timed:
-        raise FormatError("no operation has a timestamp; expected milliseconds of the host's clock")
+    expect(timed, "no operation has a timestamp; expected milliseconds of the host's clock")
     if len(timed) == len(lines):
         return
     starts_ms = {rank: min(line.start_ms for line in rank_lines) for rank, rank_lines in _by_rank(timed).items()}
