@@ -442,7 +442,6 @@ def judge(
     strict: bool = False,
 ) -> GateResult:
     """Return the verdict on *run* after *history*; *strict* judges it alone, without waiting for a second slow run."""
-    number = len(history) + 1
     earlier = history[-1] if history else None
     if earlier and (words := _list_differences(earlier.identity, run.identity)):
         raise ValueError(f"is another run than those before it: {words}; with --history, --name keeps another series")
@@ -471,7 +470,7 @@ def judge(
         name=name,
         status=worst.status,
         verdict="",
-        run=number,
+        run=len(history) + 1,
         label=run.label,
         step_s=step.value,
         baseline_runs=sum(usable),

@@ -291,7 +291,6 @@ class StreamsResult(AnalysisResult, frozen=True, kw_only=True):
 def analyze_streams(timeline: Timeline) -> StreamsResult:
     on_gpu = np.isin(timeline.kind_of, DEVICE_KINDS)
     devices = [_device_time(timeline, device) for device in sorted({int(rank) for rank in timeline.rank_of[on_gpu]})]
-    count = max(1, len(devices))
     rows = np.flatnonzero(timeline.kind_of == SpanKind.HOST).tolist()
     # Rows by name, numbers within names replaced.
     ranges = group_by_key((NUMBERS.sub("*", timeline.names[timeline.name_of[row]]), row) for row in rows)
@@ -299,7 +298,7 @@ def analyze_streams(timeline: Timeline) -> StreamsResult:
     parts = ("compute", "exposed", "copy", "idle")
     step_s = steps.median_s if steps else None
     elapsed_s = sum(device.elapsed_s for device in devices)
-    scale = step_s / elapsed_s if step_s and elapsed_s else 1 / count
+    scale = step_s / elapsed_s if step_s and elapsed_s else 1 / max(1, len(devices))
     operations_s = {part: sum(getattr(device, f"{part}_s") for device in devices) * scale for part in parts}
     named = [NamedRuns(name, len(rows), float(timeline.duration_s[rows].sum())) for name, rows in ranges.items()]
     return StreamsResult(
