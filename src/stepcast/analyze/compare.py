@@ -468,7 +468,7 @@ def judge(
     ]
     result = GateResult(
         name=name,
-        status=worst.status,
+        **pick(worst, "status since"),
         verdict="",
         run=len(history) + 1,
         label=run.label,
@@ -476,7 +476,6 @@ def judge(
         baseline_runs=sum(usable),
         baseline_from=start,
         min_change=min_change,
-        since=worst.since,
         measures=measures,
         trend=trend,
     )

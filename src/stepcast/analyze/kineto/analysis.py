@@ -79,10 +79,8 @@ class MatchedCollectives:
         self.waited_s = np.where(self.complete, self.duration_s - self.shortest_s[self.run_of], 0.0)
         self.matched = int(self.complete[first].sum())
         self.unmatched = len(counts) - self.matched
-        longest_s = np.zeros(len(counts))
-        np.maximum.at(longest_s, self.run_of, self.duration_s)
-        is_late = self.complete & (longest_s > self.shortest_s)[self.run_of]
-        is_last = is_late & (self.duration_s == self.shortest_s[self.run_of])
+        waits_of_run_s = np.bincount(self.run_of, weights=self.waited_s, minlength=len(counts))
+        is_last = self.complete & (self.waited_s == 0.0) & (waits_of_run_s > 0.0)[self.run_of]
         self.last = Counter[int](self.rank[is_last].tolist())  # how often a rank came last
         last_of = np.full(len(counts), NONE, np.int64)
         last_of[self.run_of[is_last]] = self.rank[is_last]
