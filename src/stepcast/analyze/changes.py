@@ -48,10 +48,7 @@ def scale_to_tokens(duration_s: float, tokens: float, wanted: float, slope_s: fl
     return max(0.0, duration_s + slope_s * (wanted - tokens))
 
 
-PieceChange = Callable[[RankRecord, RecordedBlock, RankPiece], RankPiece]
-
-
-def map_pieces(recording: Recording, change: PieceChange) -> Recording:
+def map_pieces(recording: Recording, change: Callable[[RankRecord, RecordedBlock, RankPiece], RankPiece]) -> Recording:
     """Apply *change* to every piece."""
     ranks = tuple(
         record.with_pieces(change(record, block, piece) for block in record.blocks for piece in block.pieces)

@@ -442,7 +442,6 @@ def judge(
     strict: bool = False,
 ) -> GateResult:
     """Return the verdict on *run* after *history*; *strict* judges it alone, without waiting for a second slow run."""
-    number = len(history) + 1
     earlier = history[-1] if history else None
     if earlier and (words := _list_differences(earlier.identity, run.identity)):
         raise ValueError(f"is another run than those before it: {words}; with --history, --name keeps another series")
@@ -469,15 +468,14 @@ def judge(
     ]
     result = GateResult(
         name=name,
-        status=worst.status,
+        **pick(worst, "status since"),
         verdict="",
-        run=number,
+        run=len(history) + 1,
         label=run.label,
         step_s=step.value,
         baseline_runs=sum(usable),
         baseline_from=start,
         min_change=min_change,
-        since=worst.since,
         measures=measures,
         trend=trend,
     )

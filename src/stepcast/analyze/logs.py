@@ -14,7 +14,7 @@ from stepcast.analyze.result import AnalysisResult, find_slow, longest_names, me
 from stepcast.ir.measured import CollectiveLog, LoggedCollective, StepLog
 from stepcast.ir.step import PART_OF_GROUP, PARTS
 from stepcast.ir.timeline import SpanKind, Timeline
-from stepcast.ir.types import FactDict, Facts, group_by_key
+from stepcast.ir.types import FactDict, Facts, group_by_key, pick
 from stepcast.ir.work import Attention, Collective, Elementwise, GroupedMatmul, Matmul, Recorded, Work
 from stepcast.units import format_seconds
 
@@ -92,7 +92,7 @@ def analyze_step_log(log: StepLog) -> StepLogResult:
         if usual_s and step.seconds is not None and step.seconds > SLOW_STEP * usual_s
     ]
     return StepLogResult(
-        program=log.program,
+        **pick(log, "program peak_memory_bytes=peak_bytes"),
         steps=len(steps),
         step_s=usual_s,
         p10_s=percentile_of(timed, 0.1) if timed else None,
@@ -100,7 +100,6 @@ def analyze_step_log(log: StepLog) -> StepLogResult:
         tflops_per_gpu=median_of_known(step.tflops_per_gpu for step in warm),
         tokens_per_s_per_gpu=median_of_known(step.tokens_per_s_per_gpu for step in warm),
         global_batch=next((step.samples for step in reversed(warm) if step.samples), None),
-        peak_memory_bytes=log.peak_bytes,
         last_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),
         slow_steps=slow_steps[:MOST_ROWS],
         lost_s=interval * sum(max(0.0, seconds - usual_s) for seconds in timed) if usual_s else 0.0,
@@ -291,7 +290,6 @@ class StreamsResult(AnalysisResult, frozen=True, kw_only=True):
 def analyze_streams(timeline: Timeline) -> StreamsResult:
     on_gpu = np.isin(timeline.kind_of, DEVICE_KINDS)
     devices = [_device_time(timeline, device) for device in sorted({int(rank) for rank in timeline.rank_of[on_gpu]})]
-    count = max(1, len(devices))
     rows = np.flatnonzero(timeline.kind_of == SpanKind.HOST).tolist()
     # Rows by name, numbers within names replaced.
     ranges = group_by_key((NUMBERS.sub("*", timeline.names[timeline.name_of[row]]), row) for row in rows)
@@ -299,7 +297,7 @@ def analyze_streams(timeline: Timeline) -> StreamsResult:
     parts = ("compute", "exposed", "copy", "idle")
     step_s = steps.median_s if steps else None
     elapsed_s = sum(device.elapsed_s for device in devices)
-    scale = step_s / elapsed_s if step_s and elapsed_s else 1 / count
+    scale = step_s / elapsed_s if step_s and elapsed_s else 1 / max(1, len(devices))
     operations_s = {part: sum(getattr(device, f"{part}_s") for device in devices) * scale for part in parts}
     named = [NamedRuns(name, len(rows), float(timeline.duration_s[rows].sum())) for name, rows in ranges.items()]
     return StreamsResult(

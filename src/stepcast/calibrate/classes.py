@@ -232,8 +232,7 @@ def _warnings(measured: Sequence[OperatorTimes], fitted: Sequence[FittedClass], 
     doubt(useless, "{}: not corrected: points left out of the fit come no closer with it")
     reasons: Counter[str] = Counter()
     for times in measured:
+        several_kernels = (operator for operator in times.operators if len(operator.works) > 1)
         reasons.update(times.left_out)
-        for operator in times.operators:
-            if len(operator.works) > 1:
-                reasons[f"{operator.name} is {len(operator.works)} kernels in one time"] += 1
+        reasons.update(f"{operator.name} is {len(operator.works)} kernels in one time" for operator in several_kernels)
     return texts + [f"{count} rows left out: {reason}" for reason, count in reasons.items()]

@@ -49,7 +49,8 @@ def _infer_model(facts: Mapping[str, object], assumptions: list[str]) -> Model |
     """Return the model that the reader inferred from the sizes of tensors and gradients."""
     if any(facts.get(name) is None for name in ("hidden", "ffn", "layers", "vocab", "seq", "dtype")):
         return None
-    hidden, ffn, layers, vocab, seq = (int(str(facts[name])) for name in ("hidden", "ffn", "layers", "vocab", "seq"))
+    sizes: FactDict = {name: int(str(facts[name])) for name in ("layers", "hidden", "ffn", "vocab")}
+    hidden, seq = sizes["hidden"], int(str(facts["seq"]))
     gated = bool(facts.get("gated_mlp"))
     width = HEAD_DIM if hidden >= SMALL_HIDDEN and hidden % HEAD_DIM == 0 else SMALL_HEAD_DIM
     if hidden % width:
@@ -57,13 +58,10 @@ def _infer_model(facts: Mapping[str, object], assumptions: list[str]) -> Model |
     assumptions.append(f"heads are {width} wide")
     return Model(
         "traced",
-        layers=layers,
-        hidden=hidden,
+        **sizes,
         heads=hidden // width,
         kv_heads=hidden // width,
         head_dim=width,
-        ffn=ffn,
-        vocab=vocab,
         max_seq=seq,
         gated=gated,
         activation=Activation.SILU if gated else Activation.GELU,

@@ -84,7 +84,6 @@ class StageTensors:
         plan, model = self.plan, self.plan.model
         self.drop(*self.gradients.values())
         self.gradients = {}
-        self.seq = seq
         unit = plan.micro_batch * seq * FP32_BYTES  # one value per token
         mask = plan.micro_batch * seq * (-(-seq // 8) * 8) * FP32_BYTES
         heads = model.heads // self.tp

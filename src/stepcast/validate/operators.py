@@ -71,10 +71,9 @@ def measure_operators(*places: str) -> Measurements:
 
 def _label(table: str, gpu: str, compared: ComparedOperators, rows: BoolArray) -> MeasuredColumns:
     sizes = compared.sizes[rows]
-    words = {"table": table, "gpu": gpu, "dtype": compared.dtype, "size": ""}
-    words |= {"gpu by table": f"{gpu} {table} {compared.dtype}", "table by size": ""}
-    tags = {tag: np.full(len(sizes), word) for tag, word in words.items()}
-    tags |= {"size": sizes, "table by size": np.char.add(f"{table} ", sizes)}
+    labels: dict[str, str | TextArray] = {"table": table, "gpu": gpu, "dtype": compared.dtype, "size": sizes}
+    labels |= {"gpu by table": f"{gpu} {table} {compared.dtype}", "table by size": np.char.add(f"{table} ", sizes)}
+    tags = {tag: np.full(len(sizes), label) for tag, label in labels.items()}
     return MeasuredColumns(compared.measured_s[rows], compared.predicted_s[rows], tags, str)
 
 

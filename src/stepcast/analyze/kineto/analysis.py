@@ -16,7 +16,7 @@ from stepcast.analyze.kineto.rank import GroupTimes, RankLanes, RankTime, marked
 from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks, longest_names, median_of_known
 from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
-from stepcast.ir.types import pick, require
+from stepcast.ir.types import pick, require, sum_by_key
 from stepcast.ir.work import Collective, Transfer, bus_factor
 from stepcast.units import format_percent, format_seconds
 from stepcast.views.declared import phrase, phrases
@@ -79,10 +79,8 @@ class MatchedCollectives:
         self.waited_s = np.where(self.complete, self.duration_s - self.shortest_s[self.run_of], 0.0)
         self.matched = int(self.complete[first].sum())
         self.unmatched = len(counts) - self.matched
-        longest_s = np.zeros(len(counts))
-        np.maximum.at(longest_s, self.run_of, self.duration_s)
-        is_late = self.complete & (longest_s > self.shortest_s)[self.run_of]
-        is_last = is_late & (self.duration_s == self.shortest_s[self.run_of])
+        waits_of_run_s = np.bincount(self.run_of, weights=self.waited_s, minlength=len(counts))
+        is_last = self.complete & (self.waited_s == 0.0) & (waits_of_run_s > 0.0)[self.run_of]
         self.last = Counter[int](self.rank[is_last].tolist())  # how often a rank came last
         last_of = np.full(len(counts), NONE, np.int64)
         last_of[self.run_of[is_last]] = self.rank[is_last]
@@ -371,16 +369,11 @@ def _class_seconds(lanes: RankLanes, ranks: list[RankTime], matching: MatchedCol
         per_step += total_s / max(rank.steps, 1) / len(ranks)
     classes_s = {name: float(seconds) for name, seconds in zip(numbers, per_step, strict=True) if seconds > 0}
     count = sum(max(rank.steps, 1) for rank in ranks)
-    for row in matching.rows:
-        name = f"{kernels.COMMUNICATION}: {row.kind}"
-        classes_s[name] = classes_s.get(name, 0.0) + row.total_s / count
+    classes_s |= sum_by_key((f"{kernels.COMMUNICATION}: {row.kind}", row.total_s / count) for row in matching.rows)
     copies_s = float(timeline.duration_s[timeline.kind_of == SpanKind.COPY].sum())
     if copies_s:
         classes_s[kernels.COPY] = copies_s / count
-    ordered = dict(sorted(classes_s.items(), key=lambda item: -item[1]))
-    if kernels.OTHER in ordered:
-        ordered[kernels.OTHER] = ordered.pop(kernels.OTHER)
-    return ordered
+    return dict(sorted(classes_s.items(), key=lambda item: (item[0] == kernels.OTHER, -item[1])))
 
 
 def _top_kernels(timeline: Timeline) -> list[KernelRow]:

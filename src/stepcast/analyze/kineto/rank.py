@@ -202,12 +202,11 @@ def rank_time(
     starts_s, ends_s = (steps.start_s, steps.end_s) if steps else (timeline.start_s[rows], timeline.end_s[rows])
     window = float(starts_s.min()), float(ends_s.max())
     compute, communication, copies = _busy_times(timeline, rows, not streams, window)
-    busy = compute.union(communication).union(copies)
     exposed_s = communication.without(compute).length_s
     paired = rows[~np.isnan(lanes.launch_s[rows])]
     queued_s, launched_s = timeline.start_s[paired], lanes.launch_s[paired]
     lags_s = np.sort(np.maximum(queued_s - launched_s, 0.0))  # np.median would import numpy.ma
-    gaps = busy.gaps(*window)
+    gaps = compute.union(communication).union(copies).gaps(*window)
     starved, queue_s, dependency_s = (
         _idle_times(gaps, np.sort(queued_s), np.sort(launched_s)) if streams else (gaps, 0.0, 0.0)
     )

@@ -183,10 +183,7 @@ def build_script(lanes: RankLanes, rank: int, matching: MatchedCollectives) -> R
     rows, call = rows[order], order_of[launched_by[order]]
     call_start_s, call_s = starts_s[calls], timeline.duration_s[calls]
     waits = names[timeline.name_of[calls]]
-    # A launch that is much longer than usual waited for room in the queue.
     usual_s = float(np.median(call_s[~waits])) if (~waits).any() else 0.0
-    own_call_s = np.where(waits, 0.0, np.minimum(call_s, 4 * usual_s))
-    events = np.searchsorted(starts_s[host], call_start_s, side="right")
     marks = host[np.array([name.startswith(OPTIMIZER) for name in timeline.names])[timeline.name_of[host]]]
     mark = np.searchsorted(starts_s[marks], call_start_s, side="right") - 1
     # The last entry is for calls before any mark.
@@ -225,9 +222,10 @@ def build_script(lanes: RankLanes, rank: int, matching: MatchedCollectives) -> R
         groups=tuple(np.where(is_unknown, "unknown", groups).tolist()),
         work_s=work_s,
         loading_s=np.minimum(loading_s, work_s),
-        call_s=own_call_s,
+        # A launch that is much longer than usual waited for room in the queue.
+        call_s=np.where(waits, 0.0, np.minimum(call_s, 4 * usual_s)),
         waits=waits,
-        events=np.diff(events, prepend=0),
+        events=np.diff(np.searchsorted(starts_s[host], call_start_s, side="right"), prepend=0),
         stays_eager=stays_eager,
         optimizer_s=np.where(in_optimizer, call_start_s - mark_start_s[mark], 0.0),
         usual_call_s=usual_s,

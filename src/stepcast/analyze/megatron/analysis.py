@@ -172,8 +172,7 @@ def find_stragglers(recording: Recording, parts: Sequence[RankParts]) -> list[St
         straggler = Straggler(
             rank=rank,
             factor=basis.own_s / basis.reference_s,
-            own_s=total.own_s,
-            reference_s=total.reference_s,
+            **pick(total, "own_s reference_s"),
             operations=every,
             shared_operations=common,
             waits_caused_s={str(other): seconds for other, seconds in waits},
@@ -411,14 +410,12 @@ def _rank_breakdown(parts: RankParts, operations: Sequence[TraceOperation]) -> R
             groups[event.group] = groups.get(event.group, 0.0) + event.end_s - event.start_s
     span_s = operations[-1].end_s - operations[0].start_s
     return RankBreakdown(
-        rank=parts.rank,
-        stage=parts.stage,
+        **pick(parts, "rank stage waits_s"),
         span_s=span_s,
         operations_s=sum_by_key((operation.name, operation.duration_s) for operation in operations),
         inside_operations_s=inside,
         gaps_s=max(0.0, span_s - sum(operation.duration_s for operation in operations)),
         breakdown_s={str(part): seconds for part, seconds in parts.parts_s.items()},
-        waits_s=parts.waits_s,
         waits_for_s={str(rank): seconds for rank, seconds in parts.waits_for_s.items()},
     )
 

@@ -8,11 +8,11 @@ where the source says so. A row that does not hold the published value is left a
 
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from functools import lru_cache
+from statistics import mode
 from typing import get_args, get_type_hints
 
 from stepcast.frameworks.catalog import Profile, load_profile, settle
@@ -24,7 +24,7 @@ from stepcast.ir.model import Model, spread_layers
 from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import PARAMETER_FORMATS, Recompute, RecomputeKind, RecomputeModule, Sharding, Strategy
 from stepcast.ir.tables import TableError, convert_table
-from stepcast.ir.types import DType, FactDict, Facts, dataclass, pick, require
+from stepcast.ir.types import DType, FactDict, Facts, dataclass, group_by_key, pick, require
 from stepcast.models.catalog import load_model, model_of_columns, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
 from stepcast.questions.settle import adapter_fields
@@ -458,14 +458,12 @@ def complete_blanks(records: Sequence[Record], column: str, *keys: str) -> Itera
 
     Records whose last key is blank stay as they are.
     """
-    known: dict[tuple[str | None, ...], Counter[str]] = {}
-    for record in records:
-        if value := record.get(column):
-            known.setdefault(tuple(map(record.get, keys)), Counter())[value] += 1
+    stated = ((tuple(map(record.get, keys)), record.get(column)) for record in records)
+    known = group_by_key((key, value) for key, value in stated if value)
     for record in records:
         usual = known.get(tuple(map(record.get, keys)))
         blank = not record.get(column) and record.get(keys[-1]) and usual
-        yield {**record, column: usual.most_common(1)[0][0]} if blank and usual else record
+        yield {**record, column: mode(usual)} if blank and usual else record
 
 
 def read_setup(record: Record) -> Setup:
