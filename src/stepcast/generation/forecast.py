@@ -252,10 +252,10 @@ def split_serving(
     prompt_s = prefill_steps(prefill, prompt, none, context, none + 1.0)[0]
     filled_s = prefill_steps(prefill, prompt, none, context, none + together)[0] / together
     busy = running * filled_s / (output * tpot_s + prompt_s) / prefill.layout.dp
-    engines = np.maximum(busy / BALANCED, 1.0) if workers[0] is None else np.full(running.shape, workers[0])
+    prefilling = np.maximum(busy / BALANCED, 1.0) if workers[0] is None else np.full(running.shape, workers[0])
     ranks, nic = min(prefill.layout.tp, decode.layout.tp), prefill.cluster.node.nic
     moved_s = memory.held_bytes(prompt) * decode.layout.tp / ranks / nic.bandwidth_bytes_per_s if nic else 0.0
-    servers = engines * prefill.layout.dp
+    servers = prefilling * prefill.layout.dp
     queued_s = queue_s(running, output * tpot_s + moved_s, filled_s, servers) - filled_s
     first_s = queued_s + prompt_s + moved_s
     replicas = np.asarray(float(decode.layout.replicas))

@@ -139,12 +139,10 @@ class _Remedies:
         change = {name: self.axes[name][level - 1] for name, level in levels.items()}
         if change.keys() & {"micro_batch", "tp", "pp", "cp"}:
             change["global_batch"] = self.asked.batch["global_batch"]
-        if (
-            change.keys() & {"lora_rank", "base_weights"}
-            and self.asked.framework.name == settling.FULL_TUNING_FRAMEWORK
-        ):
+        software = self.asked.framework.name
+        if change.keys() & {"lora_rank", "base_weights"} and software == settling.FULL_TUNING_FRAMEWORK:
             change["framework"] = settling.TUNING_FRAMEWORK
-        by_default = self.asked.framework.name == settling.TUNING_FRAMEWORK and self.asked.question.framework is None
+        by_default = software == settling.TUNING_FRAMEWORK and self.asked.question.framework is None
         if by_default and change.keys() & {"tp", "pp", "cp"}:  # peft splits no model
             change["framework"] = default_framework(self.asked.question.lora_rank, split=2)
         return change
