@@ -224,8 +224,7 @@ class Source:
         read = 0
         for piece in pieces:
             read += len(piece)
-            if read > limit.most:
-                raise FormatError(limit.message, self.path)
+            expect(read <= limit.most, limit.message, self.path)
             yield piece
 
     def slabs(self, errors: str = "strict", limit: Limit = LINE) -> Iterator[str]:
@@ -272,8 +271,7 @@ def read_most(stream: BinaryIO, limit: Limit, path: str) -> bytes:
     data = bytearray()
     while chunk := stream.read(CHUNK_BYTES):
         data += chunk
-        if len(data) > limit.most:
-            raise FormatError(limit.message, path)
+        expect(len(data) <= limit.most, limit.message, path)
     return bytes(data)
 
 

@@ -175,8 +175,7 @@ def join_workloads(workloads: Mapping[str, Workload], ranks: Sequence[int | None
     distinct: dict[Stage, Stage] = {}
     stages = tuple(distinct.setdefault(stage, stage) for path in chosen.values() for stage in workloads[path].stages)
     stages = stages[:1] if len(distinct) == 1 else stages
-    name = first.name.rsplit(".", 1)[0]
-    return replace(first, stages=stages, name=name, warnings=tuple(dict.fromkeys(warnings)))
+    return replace(first, stages=stages, name=first.name.rsplit(".", 1)[0], warnings=tuple(dict.fromkeys(warnings)))
 
 
 def _structure(workload: Workload) -> tuple[list[tuple[str, Work | None]], float]:

@@ -55,8 +55,7 @@ def pop_times(fields: dict[str, str]) -> tuple[float, float]:
 
 
 def parse_count(word: str, text: str) -> int:
-    if not COUNT.fullmatch(text):
-        raise FormatError(f"{word} is {text[:40]!r}; expected a whole number")
+    expect(COUNT.fullmatch(text), f"{word} is {text[:40]!r}; expected a whole number")
     return int(text)
 
 
@@ -95,8 +94,7 @@ def read_message(
         return None
     elements = math.prod(shape)
     input_bytes = round(elements * dtype.bytes)
-    if input_bytes > LARGEST_BYTES:
-        raise FormatError(f"a tensor of {elements} elements is too large to be real")
+    expect(input_bytes <= LARGEST_BYTES, f"a tensor of {elements} elements is too large to be real")
     if name in TRANSFERS:
         direction, offset = TRANSFERS[name]
         return Transfer(direction, input_bytes, Group.PP, offset)
@@ -183,8 +181,7 @@ class TraceLines:
         if match is None:
             raise FormatError(f"found {line[:40]!r}; expected rank:INT:operation(field=value,...)")
         rank, name, text = int(match[1]), match[2], match[3]
-        if not text.endswith(")"):
-            raise FormatError(f"{name} is cut off; expected the line to end with ')'")
+        expect(text.endswith(")"), f"{name} is cut off; expected the line to end with ')'")
         head, separator, body = text.partition(",sub_operations=[")
         if separator and not body.endswith("])"):
             raise FormatError(f"sub_operations of {name} is cut off; expected the line to end with '])'")
@@ -196,8 +193,7 @@ class TraceLines:
         batch = fields.pop("batch_id", fields.get("trigger_batch_id", "None"))
         micro_batch = NONE if batch == "None" else parse_count("batch_id", batch)
         known_path = self.path_of_rank.setdefault(rank, path)
-        if known_path != path:
-            raise FormatError(f"rank {rank} is also in {known_path}; expected each rank of the run once")
+        expect(known_path == path, f"rank {rank} is also in {known_path}; expected each rank of the run once")
         if self._stage_of_rank.setdefault(rank, stage) != stage:
             raise FormatError(f"rank {rank} is on stage {stage}, but on stage {self._stage_of_rank[rank]} before")
         known_group, operation = GROUPS.get(fields.get("group_kind", "None")), len(self.lines)
@@ -228,8 +224,7 @@ def _parse_strings(text: str) -> list[str]:
         strings.append(ESCAPED.sub(r"\1", match[1] if match[1] is not None else match[2]))
         position = match.end()
         if position < len(text):
-            if not text.startswith(", ", position):
-                raise FormatError("sub_operations are not separated by ', '")
+            expect(text.startswith(", ", position), "sub_operations are not separated by ', '")
             position += 2
     return strings
 
