@@ -49,8 +49,7 @@ def pop_times(fields: dict[str, str]) -> tuple[float, float]:
     for word in ("duration", "timestamp"):
         text = fields.pop(word)
         times.append(0.0 if text == "None" else parse_amount(text, f"{word} in milliseconds", None))
-        if times[-1] >= LARGEST_MS:
-            raise FormatError(f"{word} is {text[:40]}; expected milliseconds below 1e15")
+        expect(times[-1] < LARGEST_MS, f"{word} is {text[:40]}; expected milliseconds below 1e15")
     return times[0], times[1]
 
 
@@ -76,8 +75,7 @@ def parse_fields(text: str) -> dict[str, str]:
         word, equals, value = part.partition("=")
         if not equals or not word.isidentifier():
             raise FormatError(f"found {part[:40]!r}; expected fields word=value separated by commas")
-        if word in fields:
-            raise FormatError(f"field {word} is given twice")
+        expect(word not in fields, f"field {word} is given twice")
         fields[word] = value
     return fields
 
