@@ -98,5 +98,4 @@ class Expression:
                 return all(compare(values[index], values[index + 1]) for index, compare in enumerate(functions))
 
             return value
-        kind = type(node).__name__.lower()
-        raise FormatError(f"where = {self.text!r}: {kind} is not allowed; expected {EXPECTED}")
+        raise FormatError(f"where = {self.text!r}: {type(node).__name__.lower()} is not allowed; expected {EXPECTED}")

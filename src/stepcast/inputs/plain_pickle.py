@@ -30,12 +30,10 @@ class _PickleReader:
     def pop(self, count: int | None) -> list[object]:
         """Return so many values, or those since the last mark, and go on with the ones before it."""
         if count is None:
-            if not self.below:
-                raise FormatError("lacks the mark before several values")
+            expect(self.below, "lacks the mark before several values")
             values, self.stack = self.stack, self.below.pop()
             return values
-        if len(self.stack) < count:
-            raise FormatError("takes a value where there is none")
+        expect(len(self.stack) >= count, "takes a value where there is none")
         values = self.stack[len(self.stack) - count :]
         del self.stack[len(self.stack) - count :]
         return values
@@ -49,8 +47,7 @@ class _PickleReader:
                 raise FormatError("has an integer of more than 64 bits")
             self.stack.append(argument)
         elif name == "MARK":
-            if len(self.below) >= MOST_DEEP:
-                raise FormatError("is nested too deeply")
+            expect(len(self.below) < MOST_DEEP, "is nested too deeply")
             self.below.append(self.stack)
             self.stack = []
         elif name in ("EMPTY_LIST", "EMPTY_DICT"):
@@ -87,8 +84,7 @@ class _PickleReader:
 
 def _count_values(value: object, counted: int, depth: int) -> int:
     """Return *counted* plus the number of values inside *value*; raise an error beyond the limits."""
-    if depth > MOST_DEEP:
-        raise FormatError("is nested too deeply")
+    expect(depth <= MOST_DEEP, "is nested too deeply")
     counted += 1 + (len(value) // CHARACTERS_OF_A_VALUE if isinstance(value, str) else 0)
     SHARED_VALUES.check(counted)
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():

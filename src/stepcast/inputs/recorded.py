@@ -98,8 +98,7 @@ def read_run_flight_recorder(sources: Sequence[Source]) -> CollectiveLog:
         if not isinstance(rank, int):
             match = re.search(r"(\d+)(?:\.(?:json|pkl|pickle))?$", source.path)  # as TORCH_FR_DUMP_TEMP_FILE ends
             rank = int(match[1]) if match else place
-        if rank in ranks:
-            raise FormatError(f"is of rank {rank}, as another file is", source.path)
+        expect(rank not in ranks, f"is of rank {rank}, as another file is", source.path)
         ranks.append(int(rank))
         members |= _group_members(dump.get("pg_config"))
         entries = dump.get("entries")

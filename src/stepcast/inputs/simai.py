@@ -151,8 +151,7 @@ def read(source: Source) -> Workload:
     expect(len(layers) == declared, f"declares {declared} layer lines but holds {len(layers)}", line=2)
     expect(layers, "holds no layer lines; expected at least one", line=2)
     for index in header.checkpoints + header.checkpoint_initiates:
-        if index >= len(layers):
-            raise FormatError(f"checkpoint names layer {index}, but the file has {len(layers)}", line=1)
+        expect(index < len(layers), f"checkpoint names layer {index}, but the file has {len(layers)}", line=1)
     return _assemble(header, layers, header_line, source.path)
 
 

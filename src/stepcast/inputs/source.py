@@ -41,7 +41,7 @@ class FormatError(ValueError):
 
 
 def expect(condition: object, message: str, path: str | None = None, line: int | None = None) -> None:
-    """Raise a FormatError where the file lacks what its format promises."""
+    """Raise a FormatError with *message* unless *condition* holds."""
     if not condition:
         raise FormatError(message, path, line)
 
@@ -135,8 +135,7 @@ class Source:
         """Return the first bytes, for recognising the format; as many as a damaged gzip gives."""
         damage: list[str] = []
         head = next(self.salvage_chunks(damage, HEAD_BYTES), b"")
-        if damage and not head:
-            raise FormatError(damage[0], self.path)
+        expect(head or not damage, "".join(damage), self.path)
         return head
 
     @cached_property
@@ -163,8 +162,7 @@ class Source:
         """Yield the decompressed bytes, piece by piece."""
         damage: list[str] = []
         yield from self.salvage_chunks(damage)
-        if damage:
-            raise FormatError(damage[0], self.path)
+        expect(not damage, "".join(damage), self.path)
 
     def salvage_chunks(self, damage: list[str], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
         """Yield chunks; where a gzip file is cut off or damaged, what comes before, and note the *damage*."""
@@ -224,8 +222,7 @@ class Source:
         read = 0
         for piece in pieces:
             read += len(piece)
-            if read > limit.most:
-                raise FormatError(limit.message, self.path)
+            expect(read <= limit.most, limit.message, self.path)
             yield piece
 
     def slabs(self, errors: str = "strict", limit: Limit = LINE) -> Iterator[str]:
@@ -272,8 +269,7 @@ def read_most(stream: BinaryIO, limit: Limit, path: str) -> bytes:
     data = bytearray()
     while chunk := stream.read(CHUNK_BYTES):
         data += chunk
-        if len(data) > limit.most:
-            raise FormatError(limit.message, path)
+        expect(len(data) <= limit.most, limit.message, path)
     return bytes(data)
 
 

@@ -42,8 +42,7 @@ def read_rocprof(source: Source) -> Timeline:
             start_s, duration_s = int(start) * NS, (int(end) - int(start)) * NS
         except ValueError:
             raise FormatError("expected the columns of a kernel", source.path, line) from None
-        if duration_s < 0 or not 0 <= start_s < 1e12:
-            raise FormatError("a kernel must end after it starts", source.path, line)
+        expect(duration_s >= 0 and 0 <= start_s < 1e12, "a kernel must end after it starts", source.path, line)
         lane = builder.lane(agents.setdefault(agent, len(agents)), f"stream {queue}")
         builder.add(name, lane, start_s, duration_s, kind=kind_of_kernel(name))
     expect(len(builder), "holds no kernel", source.path)
@@ -79,8 +78,7 @@ def read_otlp(source: Source) -> Timeline:
         spans = [*(_json_spans(data) if data.lstrip()[:1] == b"{" else _protobuf_spans(data))]
     builder, resources = TimelineBuilder(), dict[str, int]()
     for attributes, name, start, end in spans:
-        if not 0 < start <= end < 2**63:
-            raise FormatError(f"span {name[:80]!r} must end after it starts", source.path)
+        expect(0 < start <= end < 2**63, f"span {name[:80]!r} must end after it starts", source.path)
         rank = str(next((attributes[key] for key in RANK_KEYS if key in attributes), ""))
         number = int(rank) if rank.isdecimal() and len(rank) < 8 else None
         if number is None:
@@ -223,6 +221,5 @@ class _ExportReader:
         chosen = ", ".join(name if name in known else "NULL" for name in columns)
         for row in self.database.execute(f"SELECT {chosen} FROM {table} {condition}"):
             self.text_left -= sum(len(value) for value in row if isinstance(value, str | bytes))
-            if self.text_left < 0:
-                raise FormatError("its rows hold far more text than the file has bytes", self.path)
+            expect(self.text_left >= 0, "its rows hold far more text than the file has bytes", self.path)
             yield row

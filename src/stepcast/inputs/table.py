@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from stepcast.inputs.source import DATA, FormatError, Source, expect, read_toml
-from stepcast.ir.types import dataclass
+from stepcast.ir.types import dataclass, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,9 @@ FORMATS = tuple(Format(name, **entry) for name, entry in read_toml(DATA / "forma
 
 
 def format_named(name: str) -> Format:
-    for entry in FORMATS:
-        if entry.name == name:
-            return entry
-    raise ValueError(f"unknown format {name!r}; known: {', '.join(entry.name for entry in FORMATS)}")
+    known = {entry.name: entry for entry in FORMATS}
+    require(name in known, f"unknown format {name!r}; known: {', '.join(known)}")
+    return known[name]
 
 
 def recognise(source: Source) -> Format:

@@ -37,8 +37,7 @@ def read_sample_lengths(path: str, tokenizer: str = "") -> tuple[list[float], bo
             value = len(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
             value, estimated = sum(map(len, _find_text(row))) / CHARACTERS_PER_TOKEN, True
-        if not 0 <= value < MOST_TOKENS:
-            raise FormatError(f"sample {number} has {value} tokens", path)
+        expect(0 <= value < MOST_TOKENS, f"sample {number} has {value} tokens", path)
         lengths.append(max(1.0, float(value)))
     expect(lengths, "holds no samples", path)
     return lengths, estimated
@@ -52,8 +51,7 @@ def _read_json(path: str) -> Iterator[Facts]:
         lines = filter(str.strip, source.each_line())
         rows = json.loads(source.text(DESCRIPTION)) if is_list else map(json.loads, lines)
         for number, row in enumerate(rows, 1):
-            if not isinstance(row, dict):
-                raise FormatError(f"sample {number} is no JSON object", path)
+            expect(isinstance(row, dict), f"sample {number} is no JSON object", path)
             yield row
     except (ValueError, RecursionError) as error:
         raise error if isinstance(error, FormatError) else FormatError(f"not valid JSON: {error}", path) from None

@@ -59,8 +59,7 @@ class _NcclDump:
         raise FormatError("declares a document type; a topology that NCCL wrote has none")
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
-        if len(self.open) > DEEPEST:
-            raise FormatError(f"has more than {DEEPEST} elements inside each other")
+        expect(len(self.open) <= DEEPEST, f"has more than {DEEPEST} elements inside each other")
         nearest = {**self.open[-1], name: attributes}
         self.open.append(nearest)
         device, cpu = nearest.get("pci", {}), nearest.get("cpu", {})
@@ -202,8 +201,7 @@ def _matrix_rows(source: Source) -> dict[str, dict[str, str]]:
         if wrong is not None or len(cells) < len(columns):
             fault = f"{wrong[:20]!r} is no way between devices" if wrong else f"{len(cells)} of {len(columns)} ways"
             raise FormatError(f"{words[0]}: {fault}; expected such as NV18, PIX or SYS", source.path, number)
-        if words[0] in rows:
-            raise FormatError(f"{words[0]} has a second row", source.path, number)
+        expect(words[0] not in rows, f"{words[0]} has a second row", source.path, number)
         rows[words[0]] = dict(zip(columns, cells, strict=True))
     gpus = [name for name in columns if name.startswith("GPU")]
     absent = next((name for name in gpus if name not in rows), None)
@@ -250,13 +248,11 @@ def read_slurm(source: Source) -> Wiring:
         if "switchname" in words:
             nodes, below = (expand_hostlist(words.get(key, ""), number) for key in ("nodes", "switches"))
             for name in expand_hostlist(words["switchname"], number):
-                if name in switches:
-                    raise FormatError(f"switch {name} is described twice", line=number)
+                expect(name not in switches, f"switch {name} is described twice", line=number)
                 switches[name] = _SlurmSwitch(number, nodes, below)
         elif "blockname" in words:
             blocks[words["blockname"]] = len(expand_hostlist(words.get("nodes", ""), number))
-            if not blocks[words["blockname"]]:
-                raise FormatError(f"block {words['blockname']} has no nodes", line=number)
+            expect(blocks[words["blockname"]], f"block {words['blockname']} has no nodes", line=number)
         elif "blocksizes" in words:
             sizes = [int(size) for size in words["blocksizes"].split(",") if re.fullmatch("[0-9]{1,6}", size)]
     expect(not (switches and blocks), "has switches and blocks; Slurm takes one or the other")
@@ -309,8 +305,7 @@ def _range_numbers(ranges: str, line: int | None) -> Iterator[str]:
         if match is None:
             raise FormatError(f"{part[:40]!r} is no range; expected such as 0-3", line=line)
         first, last = match[1], match[2] or match[1]
-        if int(last) < int(first):
-            raise FormatError(f"{part} counts down", line=line)
+        expect(int(first) <= int(last), f"{part} counts down", line=line)
         LISTED.check(int(last) - int(first))
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))
@@ -321,8 +316,7 @@ def _tree_wiring(switches: Mapping[str, _SlurmSwitch]) -> Wiring:
     parents: dict[str, str] = {}
     for name, switch in switches.items():
         for below in switch.switches:
-            if below not in switches:
-                raise FormatError(f"switch {name} names {below}, which no line describes", line=switch.line)
+            expect(below in switches, f"switch {name} names {below}, which no line describes", line=switch.line)
             parents.setdefault(below, name)
     try:
         upwards = [*TopologicalSorter({name: switch.switches for name, switch in switches.items()}).static_order()]
@@ -338,8 +332,7 @@ def _tree_wiring(switches: Mapping[str, _SlurmSwitch]) -> Wiring:
     leaves = {name: len(switch.nodes) for name, switch in switches.items() if switch.nodes}
     expect(leaves, "no switch has nodes; expected SwitchName=... Nodes=...")
     for name, switch in switches.items():
-        if not (switch.nodes or switch.switches):
-            raise FormatError(f"switch {name} has neither nodes nor switches", line=switch.line)
+        expect(switch.nodes or switch.switches, f"switch {name} has neither nodes nor switches", line=switch.line)
     switches_of_node = Counter(node for switch in switches.values() for node in switch.nodes)
     warnings = []
     if repeated := sum(count > 1 for count in switches_of_node.values()):

@@ -5,6 +5,7 @@ from itertools import chain
 
 from stepcast.inputs.simai import BARE_GROUPS, KINDS, SUFFIXES, parse_header
 from stepcast.inputs.source import FormatError, expect
+from stepcast.ir.layout import Group
 from stepcast.ir.work import Collective, Recorded
 from stepcast.ir.workload import Layer, Op, Phase, Workload
 from stepcast.units import NS
@@ -62,7 +63,7 @@ def _line(layer: Layer, customized: bool) -> str:
     return "\t".join([*cells, _nanoseconds(layer.process_s), *([notes["policy"]] if customized else [])])
 
 
-def _phase_cells(layer: Layer, ops: Sequence[Op], bare_group: str) -> list[str]:
+def _phase_cells(layer: Layer, ops: Sequence[Op], bare_group: Group) -> list[str]:
     recorded_s, messages = split_ops(ops)
     if not messages:
         return [_nanoseconds(recorded_s), "NONE", "0"]
@@ -72,10 +73,9 @@ def _phase_cells(layer: Layer, ops: Sequence[Op], bare_group: str) -> list[str]:
         raise FormatError(f"layer {layer.name!r} needs {kinds}: a SimAI line holds one time and one collective")
     expect(work.times <= 1, f"layer {layer.name!r} needs {work.times} collectives: a SimAI line holds one")
     expect(work.kind in KIND_WORDS, f"layer {layer.name!r}: SimAI text has no word for {work.kind}")
-    if work.group != bare_group and work.group not in GROUP_SUFFIXES:
-        raise FormatError(f"layer {layer.name!r}: this SimAI column cannot name the group {work.group}")
-    suffix = "" if work.group == bare_group else GROUP_SUFFIXES[work.group]
-    return [_nanoseconds(recorded_s), KIND_WORDS[work.kind] + suffix, str(work.size_bytes)]
+    suffixes = {**GROUP_SUFFIXES, bare_group: ""}
+    expect(work.group in suffixes, f"layer {layer.name!r}: this SimAI column cannot name the group {work.group}")
+    return [_nanoseconds(recorded_s), KIND_WORDS[work.kind] + suffixes[work.group], str(work.size_bytes)]
 
 
 def _nanoseconds(seconds: float) -> str:

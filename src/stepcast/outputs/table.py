@@ -5,7 +5,7 @@ from importlib import import_module
 from types import ModuleType
 
 from stepcast.inputs.source import DATA, read_toml
-from stepcast.ir.types import dataclass
+from stepcast.ir.types import dataclass, require
 
 NOUNS = {"RunLog": "run log", "CollectiveSweep": "collective sweep", "OperatorTimes": "table of operator times"}
 # The command that makes one kind of document from another.
@@ -48,7 +48,6 @@ TARGETS = tuple(Target(name, **entry) for name, entry in read_toml(DATA / "targe
 
 
 def target_named(name: str) -> Target:
-    for target in TARGETS:
-        if target.name == name:
-            return target
-    raise ValueError(f"unknown format {name!r}; can write: {', '.join(target.name for target in TARGETS)}")
+    known = {target.name: target for target in TARGETS}
+    require(name in known, f"unknown format {name!r}; can write: {', '.join(known)}")
+    return known[name]

@@ -315,9 +315,6 @@ def run_on_ray(chunks: Iterator[PointChunk], setting: EngineSetting) -> Iterator
     task = ray.remote(answer_chunk).options(max_retries=1)
     running: dict[ray.ObjectRef, PointChunk] = {}
 
-    def submit(chunk: PointChunk) -> ray.ObjectRef:
-        return task.remote(chunk, setting)
-
     def take() -> tuple[ray.ObjectRef, AnsweredChunk | str]:
         (ready, *_), _ = ray.wait(list(running), num_returns=1)
         try:
@@ -331,7 +328,7 @@ def run_on_ray(chunks: Iterator[PointChunk], setting: EngineSetting) -> Iterator
         return CHUNKS_PER_WORKER * max(1, int(ray.cluster_resources().get("CPU", setting.workers)))
 
     try:
-        yield from run_tasks(chunks, running, submit, take, most)
+        yield from run_tasks(chunks, running, lambda chunk: task.remote(chunk, setting), take, most)
     finally:
         for reference in running:
             ray.cancel(reference)

@@ -130,12 +130,10 @@ class Store(contextlib.AbstractContextManager["Store"]):
     def add(self, chunk: AnsweredChunk) -> None:
         """Store the answers of a chunk, all or none."""
         places = ", ".join("?" * (2 + len(COLUMNS)))
-        rows = [
-            _with_checksum((key, *(answer.get(name) for name in COLUMNS)))
-            for key, answer in zip(chunk.chunk.keys, chunk.answers, strict=True)
-        ]
+        answers = zip(chunk.chunk.keys, chunk.answers, strict=True)
+        rows = ((key, *(answer.get(name) for name in COLUMNS)) for key, answer in answers)
         with self._transaction():
-            self.base.executemany(f"INSERT OR REPLACE INTO answers VALUES ({places})", rows)
+            self.base.executemany(f"INSERT OR REPLACE INTO answers VALUES ({places})", map(_with_checksum, rows))
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

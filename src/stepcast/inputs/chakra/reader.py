@@ -175,8 +175,7 @@ def join_workloads(workloads: Mapping[str, Workload], ranks: Sequence[int | None
     distinct: dict[Stage, Stage] = {}
     stages = tuple(distinct.setdefault(stage, stage) for path in chosen.values() for stage in workloads[path].stages)
     stages = stages[:1] if len(distinct) == 1 else stages
-    name = first.name.rsplit(".", 1)[0]
-    return replace(first, stages=stages, name=name, warnings=tuple(dict.fromkeys(warnings)))
+    return replace(first, stages=stages, name=first.name.rsplit(".", 1)[0], warnings=tuple(dict.fromkeys(warnings)))
 
 
 def _structure(workload: Workload) -> tuple[list[tuple[str, Work | None]], float]:
@@ -413,13 +412,9 @@ def _is_node(message: bytes) -> bool:
 
 def read_run(sources: Sequence[Source]) -> Workload:
     """Return the workload in the traces of ranks: as it was written, if by stepcast, else their nodes in order."""
-    groups: dict[str, tuple[int, ...]] = {}
-    files: list[Source] = []
-    for source in sources:
-        if GROUPS_HEAD.match(source.head_bytes):
-            groups |= read_groups(source)
-        else:
-            files.append(source)
+    lists = [source for source in sources if GROUPS_HEAD.match(source.head_bytes)]
+    files = [source for source in sources if source not in lists]
+    groups = {name: ranks for source in lists for name, ranks in read_groups(source).items()}
     expect(files, "lists communicators and holds no trace; name the .et files with it", sources[0].path)
     path_of_rank: dict[int | None, str] = {}
     for source in files:

@@ -337,8 +337,7 @@ def is_on(value: object) -> bool:
 
 
 def check_key_count(count: int) -> None:
-    if count > MOST_KEYS:
-        raise FormatError(f"more than {MOST_KEYS:,} keys; is it a configuration of a run?")
+    expect(count <= MOST_KEYS, f"more than {MOST_KEYS:,} keys; is it a configuration of a run?")
 
 
 def flat(table: Mapping[str, object]) -> dict[str, object]:

@@ -92,8 +92,7 @@ class _Script:
 
     def _grow(self, words: list[str]) -> list[str]:
         self._size += sum(map(len, words)) + len(words)
-        if self._size > SCRIPT.most:
-            raise FormatError("its variables grow too long; is it a launch script?")
+        expect(self._size <= SCRIPT.most, "its variables grow too long; is it a launch script?")
         return words
 
     def _branch(self, words: Sequence[str], index: int) -> int:

@@ -96,8 +96,7 @@ class ConfigTable:
 
     def activation(self, *names: str, default: str) -> Activation:
         word = self.word(*names, default=default)
-        if word not in ACTIVATIONS:
-            raise FormatError(f"unknown activation {quote_value(word)}; known: {', '.join(ACTIVATIONS)}")
+        expect(word in ACTIVATIONS, f"unknown activation {quote_value(word)}; known: {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[word]
 
     def share(self, name: str, default: float) -> float:

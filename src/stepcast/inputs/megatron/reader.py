@@ -49,14 +49,12 @@ def pop_times(fields: dict[str, str]) -> tuple[float, float]:
     for word in ("duration", "timestamp"):
         text = fields.pop(word)
         times.append(0.0 if text == "None" else parse_amount(text, f"{word} in milliseconds", None))
-        if times[-1] >= LARGEST_MS:
-            raise FormatError(f"{word} is {text[:40]}; expected milliseconds below 1e15")
+        expect(times[-1] < LARGEST_MS, f"{word} is {text[:40]}; expected milliseconds below 1e15")
     return times[0], times[1]
 
 
 def parse_count(word: str, text: str) -> int:
-    if not COUNT.fullmatch(text):
-        raise FormatError(f"{word} is {text[:40]!r}; expected a whole number")
+    expect(COUNT.fullmatch(text), f"{word} is {text[:40]!r}; expected a whole number")
     return int(text)
 
 
@@ -77,8 +75,7 @@ def parse_fields(text: str) -> dict[str, str]:
         word, equals, value = part.partition("=")
         if not equals or not word.isidentifier():
             raise FormatError(f"found {part[:40]!r}; expected fields word=value separated by commas")
-        if word in fields:
-            raise FormatError(f"field {word} is given twice")
+        expect(word not in fields, f"field {word} is given twice")
         fields[word] = value
     return fields
 
@@ -95,8 +92,7 @@ def read_message(
         return None
     elements = math.prod(shape)
     input_bytes = round(elements * dtype.bytes)
-    if input_bytes > LARGEST_BYTES:
-        raise FormatError(f"a tensor of {elements} elements is too large to be real")
+    expect(input_bytes <= LARGEST_BYTES, f"a tensor of {elements} elements is too large to be real")
     if name in TRANSFERS:
         direction, offset = TRANSFERS[name]
         return Transfer(direction, input_bytes, Group.PP, offset)
@@ -183,8 +179,7 @@ class TraceLines:
         if match is None:
             raise FormatError(f"found {line[:40]!r}; expected rank:INT:operation(field=value,...)")
         rank, name, text = int(match[1]), match[2], match[3]
-        if not text.endswith(")"):
-            raise FormatError(f"{name} is cut off; expected the line to end with ')'")
+        expect(text.endswith(")"), f"{name} is cut off; expected the line to end with ')'")
         head, separator, body = text.partition(",sub_operations=[")
         if separator and not body.endswith("])"):
             raise FormatError(f"sub_operations of {name} is cut off; expected the line to end with '])'")
@@ -196,8 +191,7 @@ class TraceLines:
         batch = fields.pop("batch_id", fields.get("trigger_batch_id", "None"))
         micro_batch = NONE if batch == "None" else parse_count("batch_id", batch)
         known_path = self.path_of_rank.setdefault(rank, path)
-        if known_path != path:
-            raise FormatError(f"rank {rank} is also in {known_path}; expected each rank of the run once")
+        expect(known_path == path, f"rank {rank} is also in {known_path}; expected each rank of the run once")
         if self._stage_of_rank.setdefault(rank, stage) != stage:
             raise FormatError(f"rank {rank} is on stage {stage}, but on stage {self._stage_of_rank[rank]} before")
         known_group, operation = GROUPS.get(fields.get("group_kind", "None")), len(self.lines)
@@ -228,8 +222,7 @@ def _parse_strings(text: str) -> list[str]:
         strings.append(ESCAPED.sub(r"\1", match[1] if match[1] is not None else match[2]))
         position = match.end()
         if position < len(text):
-            if not text.startswith(", ", position):
-                raise FormatError("sub_operations are not separated by ', '")
+            expect(text.startswith(", ", position), "sub_operations are not separated by ', '")
             position += 2
     return strings
 
