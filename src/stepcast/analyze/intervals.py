@@ -61,5 +61,4 @@ def union_of(start_s: FloatArray, end_s: FloatArray) -> Intervals:
     order = np.argsort(start_s, kind="stable")
     start_s, latest_s = start_s[order], np.maximum.accumulate(end_s[order])
     first = np.flatnonzero(np.concatenate([[True], start_s[1:] > latest_s[:-1]]))
-    last = np.concatenate([first[1:] - 1, [len(start_s) - 1]])
-    return Intervals(start_s[first], latest_s[last])
+    return Intervals(start_s[first], latest_s[np.append(first[1:], len(start_s)) - 1])

@@ -150,8 +150,7 @@ def _expect_waiting(process: RunProcess, running_s: float) -> float:
     segments = _list_failures(process)
     spread = sum(number * mean**2 for number, mean in segments) / sum(number * mean for number, mean in segments) ** 2
     # A node that breaks while as many as the job can spare are under repair stops it until the first is back.
-    share = share_without_spare(places, load, running_s / process.repair_s, spread)
-    return running_s * share * load / (places + 1)
+    return running_s * share_without_spare(places, load, running_s / process.repair_s, spread) * load / (places + 1)
 
 
 def _split_at_speed(process: RunProcess, speed: float = 1.0, regrowths_per_s: float = 0.0) -> TimeSplit:

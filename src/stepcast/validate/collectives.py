@@ -295,8 +295,7 @@ def change_constant(route: Route, cluster: Cluster, change: str, value: float) -
         case ["nic_latency" | "nic_efficiency"] if nic is None or route.nodes == 1:
             return route
         case ["nic_latency"] if nic:
-            latency_s = route.inter_latency_s + (value * US - nic.latency_s)
-            return replace(route, inter_latency_s=max(0.0, latency_s))
+            return replace(route, inter_latency_s=max(0.0, route.inter_latency_s + (value * US - nic.latency_s)))
         case ["nic_efficiency"] if nic:
             rates = route.inter_bytes_per_s, route.exchange_bytes_per_s
             inter, exchange = (rate * (value / nic.efficiency) for rate in rates)

@@ -66,9 +66,8 @@ def row_strategy(row: scoreboard.Record) -> Strategy:
     """Return the strategy on one GPU; a block has the shards of a tensor-parallel rank and accumulates gradients."""
     batch, seq = int(row.get("batch") or row["micro_batch"]), int(row["seq"])
     block, full = "micro_batch" in row, row.get("recompute") == "full"
-    zeros = 0.0
-    if not block:
-        zeros = 1.0 if row_model(row).tied else scoreboard.unseen_share(row_model(row), batch * seq)
+    model = row_model(row)
+    zeros = 0.0 if block else 1.0 if model.tied else scoreboard.unseen_share(model, batch * seq)
     layout, global_batch = Layout(tp=int(row.get("tp") or 1)), batch * int(row.get("steps") or (2 if block else 1))
     recompute, dtype = Recompute(RecomputeKind.FULL if full else RecomputeKind.NONE), DType(row["dtype"])
     return Strategy(layout, batch, global_batch, seq, precision=dtype, recompute=recompute, zero_gradients=zeros)

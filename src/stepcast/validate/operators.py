@@ -238,10 +238,8 @@ def compare_deepep(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]
     low = rows.name == "deepep_low_latency"
     library, sms = ("deepep-low-latency", np.ones(len(rows))) if low else ("deepep", rows.counts("dispatch_sms"))
     for phase, element_bytes in zip(PHASES, (1.0 + 4.0 / 128.0, 2.0), strict=True):
-        if low:
-            measured_us = rows.numbers(f"{phase}_avg_t_us")
-        else:
-            measured_us = rows.numbers(f"{phase}_transmit_us") + rows.numbers(f"{phase}_notify_us")
+        columns = [f"{phase}_avg_t_us"] if low else [f"{phase}_transmit_us", f"{phase}_notify_us"]
+        measured_us = np.sum([rows.numbers(name) for name in columns], axis=0)
         predicted_s = np.empty(len(rows))
         for count, best, own in {*zip(nodes.tolist(), top_k.tolist(), experts.tolist(), strict=True)}:
             mine = (nodes == count) & (top_k == best) & (experts == own)

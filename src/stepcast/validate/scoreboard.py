@@ -284,14 +284,13 @@ def build_scoreboard(measurements: Measurements) -> Scoreboard:
     }
     if measurements.unit == "s":
         groups["time"] = summarise_group(np.array(TIME_NAMES)[np.digitize(measured_s, TIME_EDGES_S)], TIME_NAMES)
-    worst = np.argsort(-np.abs(table.error), kind="stable")[:WORST]
     return Scoreboard(
         summary=summarise(measured_s, predicted_s, inside),
         groups={tag: group for tag, group in groups.items() if len(group) > 1},
         selections={
             name: summary for name, mask in measurements.selections.items() if (summary := summarise_rows(mask))
         },
-        worst=tuple(table.row(int(index)) for index in worst),
+        worst=tuple(table.row(int(index)) for index in np.argsort(-np.abs(table.error), kind="stable")[:WORST]),
         **pick(measurements, "skipped figures notes unit"),
     )
 

@@ -55,8 +55,7 @@ class RankLanes:
         return [lane for lane in self.of_rank.get(rank, []) if is_stream(self.timeline.lanes[lane].name)]
 
     def threads(self, rank: int) -> list[int]:
-        names = self.timeline.lanes
-        return [lane for lane in self.of_rank.get(rank, []) if names[lane].name.startswith("cpu thread")]
+        return [lane for lane in self.of_rank.get(rank, []) if self.timeline.lanes[lane].name.startswith("cpu thread")]
 
     def rows_on(self, lanes: Iterable[int]) -> IntArray:
         return np.concatenate([np.zeros(0, np.int64), *(self.rows[lane] for lane in lanes)])
