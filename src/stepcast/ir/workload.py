@@ -180,7 +180,7 @@ class Block:
 
 
 Numbers = tuple[tuple[int, int], ...]
-"""Runs of which only their equality matters: the number of each value, and how often it follows itself."""
+"""Runs of values that are numbered in the order in which they first come, and how often each follows itself."""
 Patterns = list[tuple[tuple[int, ...], int]]
 """Blocks of numbered units, and their repeats."""
 FIRST, LAST = -2, -3

@@ -101,12 +101,12 @@ class _MemoryBounds:
         parts = [StagePiece(range(layer, layer + 1), False, False) for layer in layers]
         parts += [StagePiece(range(0), True, False), StagePiece(range(0), False, True)]
         fixed, gradients = [], []
-        for parameters, gradient, states, _, buckets, trained, owned, *_ in map(sizes.find_piece, parts):
-            more = buckets + overhead.gradient_bytes * trained
-            more += overhead.step_bytes * owned * (1 - strategy.offload.optimizer)
-            more += FP32_BYTES * (trained - owned) if overhead.whole_master else 0.0
-            fixed.append(parameters + states + more)
-            gradients.append(gradient)
+        for piece in map(sizes.find_piece, parts):
+            more = piece.buckets + overhead.gradient_bytes * piece.trained
+            more += overhead.step_bytes * piece.owned * (1 - strategy.offload.optimizer)
+            more += FP32_BYTES * (piece.trained - piece.owned) if overhead.whole_master else 0.0
+            fixed.append(piece.parameters + piece.optimizer + more)
+            gradients.append(piece.gradients)
         communication = communication_bytes(replace(strategy, overlap=NO_OVERLAP), framework)
         return np.array([*fixed, *gradients, float(sizes.plan.splits_gradients), communication])
 

@@ -2,6 +2,7 @@
 
 from functools import cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules
 from stepcast.ir.layers.ends import LOSS_TOKENS, loss_chunks
@@ -17,11 +18,26 @@ ALIGNED = 8
 STAGED_LAYERS = 2
 
 
-PieceActivations = tuple[float, float, float, float, float, float]
-"""Bytes of a micro-batch in a piece: saved on the GPU and on the host, the most that a layer in transfer saves, a
-recomputed layer or module while it runs, what a layer's backward needs for a moment, and the largest layer."""
-StageActivations = tuple[tuple[float, ...], tuple[float, ...], float, float, float, float]
-"""Those of the pieces of a stage: saved by each on either memory, by the layers in transfer, and the most of others."""
+class PieceActivations(NamedTuple):
+    """Bytes of the activations of one micro-batch in one piece."""
+
+    saved: float
+    on_host: float  # in the memory of the host
+    staged: float  # the most that one of these layers saves, while it is transferred
+    recomputed: float  # of a recomputed layer or module while it runs
+    transient: float
+    largest_layer: float
+
+
+class StageActivations(NamedTuple):
+    """Those of a stage: of each of its pieces, of the layers in transfer, and the most of any."""
+
+    saved: tuple[float, ...]
+    on_host: tuple[float, ...]
+    staged: float
+    recomputed: float
+    transient: float
+    largest_layer: float
 
 
 class LayerActivations:
@@ -61,7 +77,7 @@ def _count_stages(kinds: list[StageKind], layers: LayerActivations) -> list[Stag
             if id(piece) not in known:
                 known[id(piece)] = _count_piece(piece, layers)
         saved, on_host, staged, *most = zip(*[known[id(piece)] for piece in kind.pieces], strict=True)
-        of_stages.append((saved, on_host, STAGED_LAYERS * max(staged), *map(max, most)))
+        of_stages.append(StageActivations(saved, on_host, STAGED_LAYERS * max(staged), *map(max, most)))
     return of_stages
 
 
@@ -95,7 +111,7 @@ def _count_piece(piece: StagePiece, known: LayerActivations) -> PieceActivations
         recomputed = max(recomputed, *(layer.again for layer in modules))
         transient = max(transient, *(layer.transient for layer in modules))
         largest = max(largest, *(layer.saved + layer.again for layer in modules))
-    return activations, on_host, staged, recomputed, transient, largest
+    return PieceActivations(activations, on_host, staged, recomputed, transient, largest)
 
 
 def _cast_weights(model: Model, strategy: Strategy, piece: StagePiece, recomputed_layers: int) -> float:

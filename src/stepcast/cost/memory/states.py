@@ -7,6 +7,7 @@ all (Rajbhandari et al. 2020, section 5); FSDP keeps one copy, in fp32, and gath
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.architecture import Shard, WeightPart
@@ -23,18 +24,43 @@ QUANTISED = (DType.FP8, DType.MXFP8, DType.NVFP4)
 EITHER_ORIENTATION = ("blackwell", "blackwell-ultra")
 
 
-PieceStates = tuple[float, ...]
-"""Of a piece on one rank: bytes of parameters, gradients, the optimizer, what is in the memory of the host instead, and
-buckets of gradients, which exist in addition to them; parameters that are trained, and those whose states the rank
-keeps; bytes of gradients of the first layer; unsharded weights at the fullest moment, and gradients beyond its share.
-"""
-StageStates = tuple[float, ...]
-"""Bytes of a stage on one rank: parameters, gradients, more copies of these, optimizer, what is on the host, buckets,
-gradients of the first layer, weights unsharded at the fullest moment and gradients unreduced then, what the optimizer
-allocates in its first step and holds from then on, and temporaries of one that is not fused.
-"""
-UnitBytes = tuple[float, int, float]
-"""Of a layer or an end of the model: bytes that are gathered, gradients until they are reduced, and bytes of those."""
+class PieceStates(NamedTuple):
+    """Bytes of a piece on one rank, and parameters where named so."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    host: float  # in the memory of the host instead
+    buckets: float  # of gradients, which exist in addition to them
+    trained: float  # parameters
+    owned: float  # parameters whose states the rank keeps
+    first_gradients: float  # of the first layer
+    unsharded: float  # weights at the fullest moment
+    unreduced: float  # gradients beyond the rank's share then
+
+
+class StageStates(NamedTuple):
+    """Bytes of a stage on one rank."""
+
+    parameters: float
+    gradients: float
+    more_gradients: float  # copies of them
+    optimizer: float
+    host: float  # in the memory of the host instead
+    buckets: float
+    first_gradients: float  # of the first layer
+    unsharded: float  # weights at the fullest moment
+    unreduced: float  # gradients then
+    lasting: float  # what the optimizer allocates in its first step and holds from then on
+    update: float  # temporaries of an optimizer that is not fused
+
+
+class UnitBytes(NamedTuple):
+    """Bytes of a layer or an end of the model."""
+
+    gathered: float
+    unreduced: int  # parameters whose gradients wait to be reduced
+    gradients: float
 
 
 class StateBytes:
@@ -82,9 +108,9 @@ class StateBytes:
         held, trained = self.find_shards(piece)
         unsharded = self.unsharded_bytes(piece, held, trained)
         owned = self.plan.share(trained)
-        first_gradients = self._find_layer(piece.layers[0])[2] if piece.layers else 0.0
+        first_gradients = self._find_layer(piece.layers[0]).gradients if piece.layers else 0.0
         states = self.states(piece, held, trained, owned)
-        return *states, trained.total, owned, first_gradients, *unsharded
+        return PieceStates(*states, trained.total, owned, first_gradients, *unsharded)
 
     def _find_layer(self, layer: int) -> UnitBytes:
         """Return the bytes of a layer: those of the first of its kind, unless some are frozen."""
@@ -95,14 +121,16 @@ class StateBytes:
         held, trained = self.find_shards(unit)
         part = self.plan.gathered_part(held)
         gathered = _weigh(part, self.unsharded) + gathered_bytes(self.strategy, part)
-        return gathered, self.plan.unreduced(trained).total, self.gradients(trained)
+        return UnitBytes(gathered, self.plan.unreduced(trained).total, self.gradients(trained))
 
     def find_shards(self, piece: StagePiece) -> tuple[Shard, Shard]:
         """Return the weights that one rank holds of *piece*, and those that it trains."""
         shard = held_shard(self.model, self.strategy, piece)
         return shard, shard if self.strategy.trains_all_weights else trained_shard(self.model, self.strategy, piece)
 
-    def states(self, piece: StagePiece, held: Shard, trained: Shard, owned: float) -> tuple[float, ...]:
+    def states(
+        self, piece: StagePiece, held: Shard, trained: Shard, owned: float
+    ) -> tuple[float, float, float, float, float]:
         """Return the first five of PieceStates, which one rank keeps all the time; gradients as if none were freed."""
         parameters = 0.0
         for part, shard in self.plan.kinds(held):
@@ -166,9 +194,9 @@ class StateBytes:
             weights = _weigh(plan.gathered_part(held), self.unsharded)
         elif plan.gathered is Gathered.EACH_PASS:
             # The unit at work and, as it was gathered, the next one.
-            weights = max([gathered for gathered, *_ in units], default=0.0)
+            weights = max([unit.gathered for unit in units], default=0.0)
         # Gradients of the unit at work, as they are computed, and where they are reduced once all sums so far.
-        gradients = max([unreduced for _, unreduced, _ in units], default=0) * self.strategy.stored.bytes
+        gradients = max([unit.unreduced for unit in units], default=0) * self.strategy.stored.bytes
         if plan.reduced is not Reduced.EACH_MICRO_BATCH:
             split = plan.unreduced(trained)
             gradients += (split.total - plan.share(split)) * self.framework.gradient_dtype.bytes
@@ -199,7 +227,7 @@ def _join_pieces(pieces: list[StagePiece], sizes: StateBytes) -> StageStates:
     left = sum(unreduced) if sizes.plan.reduced is Reduced.ONCE else max(unreduced)
     states_bytes = (parameters, gradients, overhead.gradient_bytes * trained, optimizer_bytes, host, buckets)
     lasting, update = updated * sizes.moments * sizes.moment, updated * sizes.moment if unfused else 0.0
-    return *states_bytes, first_gradients[0], gathered, left, lasting, update
+    return StageStates(*states_bytes, first_gradients[0], gathered, left, lasting, update)
 
 
 _STAGES: ByIdentity[list[StageStates]] = ByIdentity(4096)
