@@ -25,6 +25,14 @@ from stepcast.units import GB, MS, NS, US
 STEPS, FLIGHT, INSPECTOR = "steps", "flight-recorder", "inspector"
 
 
+class _RecordedMessage(msgspec.Struct):
+    start_s: float
+    end_s: float
+    name: str
+    bytes: int
+    ranks: list[int] = []
+
+
 class _RecordedFile(msgspec.Struct):
     rank: int
     step_ends_s: list[float]
@@ -32,7 +40,7 @@ class _RecordedFile(msgspec.Struct):
     ahead_s: float = 0.0
     peak_bytes: int = 0
     host: str = ""
-    collectives: list[dict[str, object]] = []
+    collectives: list[_RecordedMessage] = []
 
 
 def read_steps(folder: str) -> list[FactDict]:

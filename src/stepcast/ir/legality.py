@@ -6,7 +6,6 @@ of Megatron-FSDP and torch.distributed.pipelining run them.
 """
 
 from collections.abc import Iterator
-from itertools import compress
 
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Offloaded, SsmKernels
 from stepcast.ir.layers.kinds import count_adapted
@@ -22,8 +21,9 @@ def find_problems(model: Model, strategy: Strategy, framework: Framework | None 
     """Yield why *strategy* cannot train *model*, with *framework* if it is given; rules may rely on those before."""
     has_hybrid, has_experts = model.hybrid is not None, model.experts is not None or strategy.layout.ep > 1
     asked = (True, has_hybrid, has_hybrid, True, strategy.layout.cp > 1, has_experts, True, True)
-    for rule in compress(RULES, asked):
-        yield from filter(None, rule(model, strategy))
+    for rule, is_asked in zip(RULES, asked, strict=True):
+        if is_asked:
+            yield from filter(None, rule(model, strategy))
     for with_software in SOFTWARE_RULES if framework else ():
         yield from filter(None, with_software(model, strategy, framework or MEGATRON_CORE))
 
